@@ -1,0 +1,68 @@
+// The backward pass as the host calls it: addresses, strides and sizes in, errors out as exceptions.
+// Knows no Python and no Torch; needs no GPU or driver to be compiled, linked or loaded.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../schedule/problem.h"
+#include "../schedule/strategies.h"
+
+namespace dash {
+
+enum class DType : int { kBFloat16, kFloat16 };
+
+// A (batch, seqlen, heads, head_dim) tensor in device memory; strides in elements, last dimension
+// contiguous. Inputs that TMA reads (q, k, v, dout) need a 16-byte aligned address and strides that
+// are multiples of 8 elements.
+struct TensorView {
+  void* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t seq_stride = 0;
+  int64_t head_stride = 0;
+};
+
+struct LseView {  // (batch, heads, seqlen_q) fp32, strides in elements
+  float const* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t seq_stride = 0;
+};
+
+struct BackwardArgs {
+  Problem problem;  // tile_q and tile_kv as tile_shape(head_dim) gives them
+  Strategy strategy = Strategy::kAscending;
+  DType dtype = DType::kBFloat16;
+  int head_dim = 0;
+  float softmax_scale = 0.f;
+  TensorView q, k, v, out, dout;  // read
+  LseView lse;                    // read
+  TensorView dq, dk, dv;          // written
+  void* workspace = nullptr;      // device memory, 128-byte aligned, workspace_bytes() long
+  size_t workspace_bytes = 0;
+  int device = 0;          // the device all addresses belong to; need not be the current one
+  void* stream = nullptr;  // a cudaStream_t of that device
+};
+
+struct TileShape {
+  int q;
+  int kv;
+};
+
+// The kernel compiled for a head dimension: the bucket (64 or 128) that holds it and its tiles.
+int head_dim_bucket(int head_dim);
+TileShape tile_shape(int head_dim);
+
+// Bytes of device memory that backward() needs for its own use: the fp32 dQ sums, delta, lse·log2 e
+// and the turn counters. Linear in tokens.
+size_t workspace_bytes(Problem const& problem, int head_dim);
+
+// Enqueues the whole backward pass on args.stream and returns without synchronising. Throws
+// std::invalid_argument for a problem it cannot run and std::runtime_error for a failed CUDA call,
+// before anything was enqueued where that can be known.
+void backward(BackwardArgs const& args);
+
+// CTAs of the main kernel that are resident together on `device`: what cyclic schedules may count on.
+int resident_ctas(int device, DType dtype, int head_dim);
+
+}  // namespace dash
