@@ -21,9 +21,7 @@ struct Ascending {
 
   constexpr Chain chain(int64_t ticket, int) const {
     int const n = problem.kv_tiles();
-    int64_t const head = ticket / n;
-    return {static_cast<int>(head / problem.kv_heads), static_cast<int>(head % problem.kv_heads),
-            static_cast<int>(ticket % n), 0};
+    return chain_of(problem, ticket / n, static_cast<int>(ticket % n));
   }
 
   constexpr int num_rows(Chain const& c) const {

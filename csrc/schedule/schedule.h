@@ -24,6 +24,12 @@ struct Chain {
   int part;  // which of its ticket's chains this is, for schedules that play several in one ticket
 };
 
+// The chain of `kv_tile` in a head, heads being numbered through the batch: batch · kv_heads + kv_head.
+constexpr Chain chain_of(Problem const& problem, int64_t head, int kv_tile, int part = 0) {
+  return {static_cast<int>(head / problem.kv_heads), static_cast<int>(head % problem.kv_heads),
+          kv_tile, part};
+}
+
 struct Row {
   int q_tile;
   int turn;
