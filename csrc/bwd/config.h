@@ -1,0 +1,81 @@
+// What a compiled kernel is: tiles, stages, roles, registers. Pure constexpr, so that the host part
+// builds without CUDA; every other file asks here.
+#pragma once
+
+#include "../schedule/problem.h"
+
+namespace dash {
+
+inline constexpr int kWarp = 32;
+inline constexpr int kWarpgroup = 128;
+
+// The smallest bucket that holds a head dimension; TMA fills the columns between with zeros.
+constexpr int bucket_of(int head_dim) { return head_dim <= 64 ? 64 : 128; }
+
+template <int kHeadDim_>
+struct KernelConfig {
+  static_assert(kHeadDim_ == 64 || kHeadDim_ == 128, "head dimension buckets are 64 and 128");
+
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kTileQ = kHeadDim == 64 ? 128 : 64;
+  static constexpr int kTileKv = 128;
+
+  static constexpr int kStages = 2;    // of Q and of dO
+  static constexpr int kDsStages = 2;  // one barrier a step suffices because dS alternates (mma.cuh)
+
+  static constexpr int kMmaWarpgroups = 2;
+  static constexpr int kMmaThreads = kMmaWarpgroups * kWarpgroup;
+  static constexpr int kMmaWarps = kMmaThreads / kWarp;
+  static constexpr int kThreads = kWarpgroup + kMmaThreads;
+  static constexpr int kDqWriters = 2;  // alternate over steps: each has two steps' time for its adds
+
+  static constexpr int kServiceRegisters = 24;  // producer and dQ writers
+  static constexpr int kMmaRegisters = 240;
+
+  static constexpr int kDqTileFloats = kTileQ * kHeadDim;
+  static constexpr int kDqFragment = kDqTileFloats / kMmaThreads;  // floats of dQ an MMA thread holds
+
+  static_assert(kTileKv % kTileQ == 0, "schedules count whole q tiles in a KV tile");
+  static_assert(kTileKv == 64 * kMmaWarpgroups, "each MMA warpgroup owns 64 rows of the KV tile");
+  static_assert(kStages % kDqWriters == 0,
+                "a dQ writer must see every phase of the stages it reads: its steps are every "
+                "kDqWriters-th, so its stages must repeat");
+  static_assert((kServiceRegisters + kMmaWarpgroups * kMmaRegisters) * kWarpgroup <= 65536,
+                "registers of all warpgroups fit the register file");
+};
+
+constexpr int tile_q_of(int head_dim) {
+  return bucket_of(head_dim) == 64 ? KernelConfig<64>::kTileQ : KernelConfig<128>::kTileQ;
+}
+constexpr int tile_kv_of(int head_dim) {
+  return bucket_of(head_dim) == 64 ? KernelConfig<64>::kTileKv : KernelConfig<128>::kTileKv;
+}
+
+// The workspace: one block of device memory, cut once, here. Offsets in bytes.
+struct WorkspaceLayout {
+  static constexpr int64_t kAlignment = 1024;
+
+  int64_t next_ticket = 0;  // int32, then the turn counters: what the preprocess kernel resets
+  int64_t dq_turns = 0;     // int32 for each (batch, head, q tile)
+  int64_t lse_log2 = 0;     // fp32 for each row of each q tile, padded to whole tiles
+  int64_t delta = 0;        // likewise
+  int64_t dq_accum = 0;     // fp32 q tiles in fragment order (dq_fragment.cuh)
+  int64_t bytes = 0;
+
+  constexpr WorkspaceLayout(Problem const& problem, int bucket) {
+    int64_t const tiles = problem.q_tiles_total();
+    int64_t const rows = tiles * problem.tile_q;
+    auto const take = [this](int64_t size) {
+      int64_t const at = bytes;
+      bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
+      return at;
+    };
+    next_ticket = take(sizeof(int));
+    dq_turns = take(tiles * static_cast<int64_t>(sizeof(int)));
+    lse_log2 = take(rows * static_cast<int64_t>(sizeof(float)));
+    delta = take(rows * static_cast<int64_t>(sizeof(float)));
+    dq_accum = take(rows * bucket * static_cast<int64_t>(sizeof(float)));
+  }
+};
+
+}  // namespace dash

@@ -1,0 +1,108 @@
+// From a runtime problem to a compiled kernel: checks what the kernels assume, then calls the
+// instantiation for (dtype, head dimension bucket).
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "config.h"
+#include "launch.h"
+#include "kernels.h"
+
+namespace dash {
+
+namespace {
+
+[[noreturn]] void reject(std::string const& what) { throw std::invalid_argument("dash: " + what); }
+
+void check(TensorView const& t, char const* name) {
+  if (t.data == nullptr) reject(std::string(name) + " has a null address");
+}
+
+// What TMA asks of a tensor map: 16-byte aligned address and strides.
+void check_tma(TensorView const& t, char const* name) {
+  check(t, name);
+  if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
+    reject(std::string(name) + " must start at a 16-byte aligned address");
+  for (int64_t stride : {t.batch_stride, t.seq_stride, t.head_stride}) {
+    if (stride % 8 != 0 || stride <= 0)
+      reject(std::string(name) + " has stride " + std::to_string(stride) +
+             "; wanted a positive multiple of 8 elements");
+  }
+}
+
+void check(BackwardArgs const& args) {
+  Problem const& p = args.problem;
+  TileShape const tiles = tile_shape(args.head_dim);
+  if (p.tile_q != tiles.q || p.tile_kv != tiles.kv)
+    reject("problem has tiles " + std::to_string(p.tile_q) + " x " + std::to_string(p.tile_kv) +
+           "; the kernel for head_dim " + std::to_string(args.head_dim) + " has " +
+           std::to_string(tiles.q) + " x " + std::to_string(tiles.kv));
+  if (p.chains() > std::numeric_limits<int>::max() ||
+      p.q_tiles_total() > std::numeric_limits<int>::max())
+    reject("problem has more than 2^31 - 1 tiles");
+  check_tma(args.q, "q");
+  check_tma(args.k, "k");
+  check_tma(args.v, "v");
+  check_tma(args.dout, "dout");
+  check(args.out, "out");
+  check(args.dq, "dq");
+  check(args.dk, "dk");
+  check(args.dv, "dv");
+  if (args.lse.data == nullptr) reject("softmax_lse has a null address");
+  size_t const needed = workspace_bytes(p, args.head_dim);
+  if (args.workspace == nullptr || args.workspace_bytes < needed)
+    reject("workspace has " + std::to_string(args.workspace_bytes) + " bytes; wanted " +
+           std::to_string(needed));
+}
+
+}  // namespace
+
+int head_dim_bucket(int head_dim) {
+  if (head_dim < 8 || head_dim > 128 || head_dim % 8 != 0)
+    reject("head_dim is " + std::to_string(head_dim) + "; wanted a multiple of 8 from 8 to 128");
+  return bucket_of(head_dim);
+}
+
+TileShape tile_shape(int head_dim) {
+  head_dim_bucket(head_dim);
+  return {tile_q_of(head_dim), tile_kv_of(head_dim)};
+}
+
+size_t workspace_bytes(Problem const& problem, int head_dim) {
+  return static_cast<size_t>(WorkspaceLayout(problem, head_dim_bucket(head_dim)).bytes);
+}
+
+#ifdef DASH_WITH_KERNELS
+
+void backward(BackwardArgs const& args) {
+  check(args);
+  bool const wide = head_dim_bucket(args.head_dim) == 128;
+  if (args.dtype == DType::kBFloat16)
+    wide ? backward_bf16_d128(args) : backward_bf16_d64(args);
+  else
+    wide ? backward_fp16_d128(args) : backward_fp16_d64(args);
+}
+
+int resident_ctas(int device, DType dtype, int head_dim) {
+  bool const wide = head_dim_bucket(head_dim) == 128;
+  if (dtype == DType::kBFloat16)
+    return wide ? resident_ctas_bf16_d128(device) : resident_ctas_bf16_d64(device);
+  return wide ? resident_ctas_fp16_d128(device) : resident_ctas_fp16_d64(device);
+}
+
+#else
+
+namespace {
+[[noreturn]] void missing() {
+  throw std::runtime_error(
+      "dash was built without its CUDA kernels, because no CUDA compiler (nvcc 12.4 or newer) was "
+      "found; install one and build dash again");
+}
+}  // namespace
+
+void backward(BackwardArgs const&) { missing(); }
+int resident_ctas(int, DType, int) { missing(); }
+
+#endif
+
+}  // namespace dash
