@@ -1,0 +1,34 @@
+// The turn lock: the only way to touch a turn counter. One counter orders the adds to one q tile of
+// dQ; turn t may add when the counter equals t, and passes t + 1 on when its add has been performed.
+//
+// Guarantee: what the holder of turn t wrote through the copy engine and waited for with
+// bulk_wait_complete() happens before anything the holder of turn t + 1 issues after wait_turn().
+//   pass_turn: fence.proxy.async orders the completed bulk writes before the release.
+//   wait_turn: the acquire pairs with that release; fence.proxy.async orders it before the bulk
+//              operations that follow, which use the async proxy.
+// Both are called by the one thread that issues the bulk operations.
+#pragma once
+
+#include "bulk_reduce.cuh"
+#include "watchdog.cuh"
+
+namespace dash {
+
+__device__ __forceinline__ void wait_turn(int const* turn_counter, int turn) {
+  Watchdog const watchdog("turn", turn, 0);
+#ifndef DASH_SKIP_TURNS  // benchmarks only: what would the kernel cost if nobody waited?
+  int now;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn_counter) : "memory");
+    watchdog.check();
+  } while (now != turn);
+#endif
+  fence_proxy_async();
+}
+
+__device__ __forceinline__ void pass_turn(int* turn_counter, int next_turn) {
+  fence_proxy_async();
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(turn_counter), "r"(next_turn) : "memory");
+}
+
+}  // namespace dash
