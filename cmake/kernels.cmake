@@ -1,0 +1,45 @@
+# The CUDA part of dash._C: included by CMakeLists.txt once nvcc and the CUTLASS headers are known.
+
+set(CMAKE_CUDA_ARCHITECTURES OFF)  # the one target is written out below
+enable_language(CUDA)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS dash_cuda=${DASH_CUDA_JOBS})
+
+add_library(dash_kernels OBJECT ${DASH_CUDA_SOURCES})
+target_compile_options(dash_kernels PRIVATE
+  -gencode arch=compute_90a,code=sm_90a  # wgmma and setmaxnreg exist for sm_90a alone
+  -std=c++20  # as a flag: CMake 3.25 does not know that nvcc speaks C++20
+  --expt-relaxed-constexpr
+  -lineinfo
+  -Xptxas=-v)
+if(NOT DASH_WATCHDOG)  # its report is a printf, which needs a stack
+  target_compile_options(dash_kernels PRIVATE
+    -Xptxas=--warn-on-spills,--warn-on-local-memory-usage,-Werror)
+endif()
+set_target_properties(dash_kernels PROPERTIES JOB_POOL_COMPILE dash_cuda)
+
+foreach(target IN ITEMS dash_kernels _C)
+  target_compile_definitions(${target} PRIVATE DASH_WITH_KERNELS
+    $<$<BOOL:${DASH_WATCHDOG}>:DASH_WATCHDOG=1> $<$<BOOL:${DASH_SKIP_TURNS}>:DASH_SKIP_TURNS=1>)
+  target_include_directories(${target} SYSTEM PRIVATE
+    "${DASH_CUTLASS_INCLUDE}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+endforeach()
+
+# The runtime is linked statically and its symbols stay inside: Torch brings its own.
+target_sources(_C PRIVATE $<TARGET_OBJECTS:dash_kernels>)
+set_target_properties(_C PROPERTIES LINKER_LANGUAGE CUDA CUDA_ARCHITECTURES OFF)
+target_link_options(_C PRIVATE LINKER:--exclude-libs,ALL)
+
+# What ptxas said lies beside the module as _C.ptxas.log, for tests/test_build.py and for readers.
+set(log_folder "${CMAKE_BINARY_DIR}/ptxas")
+set_target_properties(dash_kernels PROPERTIES
+  CUDA_COMPILER_LAUNCHER "sh;${PROJECT_SOURCE_DIR}/cmake/keep_log.sh;${log_folder}")
+set(logs "")
+foreach(source IN LISTS DASH_CUDA_SOURCES)
+  get_filename_component(name "${source}" NAME)
+  list(APPEND logs "${log_folder}/${name}.log")
+endforeach()
+add_custom_command(TARGET _C POST_BUILD
+  COMMAND ${CMAKE_COMMAND} -E cat ${logs} > "${DASH_OUTPUT_DIR}/_C.ptxas.log")
