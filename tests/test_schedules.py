@@ -1,0 +1,293 @@
+"""The schedules that the kernel compiles, asked through dash._C: SCHEDULES.md §4, properties 1-4, 7, 8.
+
+Nothing here copies a formula of a schedule. What a schedule must cover comes from the mask itself,
+and progress is played out with resident CTAs that take tickets in order.
+"""
+
+from collections import Counter, defaultdict, deque
+
+import pytest
+from hypothesis import HealthCheck, assume, event, example, given, settings
+from hypothesis import strategies as st
+
+from dash import _C
+
+MANY_CTAS = 2**31 - 1
+TILES = [(128, 128), (64, 128), (32, 128), (16, 64), (16, 16)]
+
+each_strategy = pytest.mark.parametrize("strategy", _C.strategies())
+many_examples = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+)
+
+
+@st.composite
+def problems(draw):
+    """Problems of up to about 40 KV tiles: ragged, seqlen_q != seqlen_k, GQA, batch."""
+    tile_q, tile_kv = draw(st.sampled_from(TILES))
+    tiles = st.integers(1, 40) if draw(st.booleans()) else st.integers(1, 6)
+
+    def length():
+        whole = draw(tiles) * tile_kv
+        return whole if draw(st.booleans()) else draw(st.integers(1, whole))
+
+    seqlen_k = length()
+    kv_heads = draw(st.integers(1, 3))
+    return _C.Problem(
+        batch=draw(st.integers(1, 3)),
+        heads=kv_heads * draw(st.integers(1, 4)),
+        kv_heads=kv_heads,
+        seqlen_q=seqlen_k if draw(st.booleans()) else length(),
+        seqlen_k=seqlen_k,
+        causal=draw(st.booleans()),
+        tile_q=tile_q,
+        tile_kv=tile_kv,
+    )
+
+
+def problem(n, q=2, *, heads=1, kv_heads=None, causal=False, batch=1, seqlen_q=None):
+    """`n` KV tiles of 128 keys, `q` q tiles per KV tile."""
+    return _C.Problem(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        seqlen_q=seqlen_q or n * 128,
+        seqlen_k=n * 128,
+        causal=causal,
+        tile_q=128 // q,
+        tile_kv=128,
+    )
+
+
+def accepted(strategy, problem, resident_ctas=MANY_CTAS):
+    return _C.why_not(strategy, problem, resident_ctas) is None
+
+
+def tickets(strategy, problem):
+    return [_C.ticket(strategy, problem, t) for t in range(_C.num_tickets(strategy, problem))]
+
+
+def turns_by_chain(all_tickets):
+    """{(batch, kv_head, kv_tile): [(q_tile, turn), …] in visit order}; a chain played twice fails."""
+    chains = {}
+    for ticket in all_tickets:
+        for batch, kv_head, kv_tile, rows in ticket:
+            assert (batch, kv_head, kv_tile) not in chains, "a chain is one unbroken run"
+            chains[batch, kv_head, kv_tile] = rows
+    return chains
+
+
+def contributes(problem, kv_tile, q_tile):
+    """Whether the mask leaves any (row, column) of this pair of tiles, read off the mask itself."""
+    last_row = min((q_tile + 1) * problem.tile_q, problem.seqlen_q) - 1
+    first_column = kv_tile * problem.tile_kv
+    return not problem.causal or first_column <= last_row + problem.seqlen_k - problem.seqlen_q
+
+
+def stalls(all_tickets, resident_ctas):
+    """Plays the tickets on CTAs that take them in order and hold each to its end.
+
+    Returns the chains left unfinished, none if the schedule gets through. A step may run when its q
+    tile's counter shows its turn. A step that may run is never disabled by another, so the outcome
+    does not depend on which runs first: one play decides for every timing.
+    """
+    steps = [
+        [((batch, kv_head, q_tile), turn) for batch, kv_head, _, rows in ticket for q_tile, turn in rows]
+        for ticket in all_tickets
+    ]
+    position = [0] * len(steps)
+    counter = defaultdict(int)
+    waiting = {}  # (q tile, turn) -> ticket
+    taken = min(resident_ctas, len(steps))
+    runnable = deque(range(taken))
+    finished = 0
+    while runnable:
+        ticket = runnable.popleft()
+        while position[ticket] < len(steps[ticket]):
+            row, turn = steps[ticket][position[ticket]]
+            if counter[row] != turn:
+                waiting[row, turn] = ticket
+                break
+            counter[row] += 1
+            position[ticket] += 1
+            if (woken := waiting.pop((row, turn + 1), None)) is not None:
+                runnable.append(woken)
+        else:
+            finished += 1
+            if taken < len(steps):
+                runnable.append(taken)
+                taken += 1
+    return len(steps) - finished
+
+
+# ---- 1, 2, 3 --------------------------------------------------------------------------------------
+
+
+@each_strategy
+@many_examples
+@given(problem=problems())
+@example(problem=problem(1))
+@example(problem=problem(1, causal=True))
+@example(problem=problem(132, 2, heads=3))
+@example(problem=problem(132, 1, heads=3, causal=True))
+@example(problem=problem(65, 1, heads=4, kv_heads=2))
+@example(problem=problem(7, 2, heads=6, causal=True))
+def test_visits_each_contributing_pair_once_in_gapless_turns(strategy, problem):
+    assume(accepted(strategy, problem))
+    event("runs")
+    chains = turns_by_chain(tickets(strategy, problem))
+    visits = Counter()
+    turns = defaultdict(list)
+    for (batch, kv_head, kv_tile), rows in chains.items():
+        for q_tile, turn in rows:
+            visits[batch, kv_head, kv_tile, q_tile] += 1
+            turns[batch, kv_head, q_tile].append(turn)
+    wanted = {
+        (batch, kv_head, kv_tile, q_tile)
+        for batch in range(problem.batch)
+        for kv_head in range(problem.kv_heads)
+        for kv_tile in range(problem.kv_tiles)
+        for q_tile in range(problem.q_tiles)
+        if contributes(problem, kv_tile, q_tile)
+    }
+    assert set(visits) == wanted
+    assert set(visits.values()) <= {1}
+    assert len(chains) == problem.chains, "every KV tile needs its dK and dV written"
+    for (_, _, q_tile), seen in turns.items():
+        assert sorted(seen) == list(range(problem.kv_tiles_of(q_tile)))
+
+
+@given(problem=problems())
+@settings(max_examples=100, deadline=None)
+def test_problem_counts_tiles_as_the_mask_does(problem):
+    for q_tile in range(problem.q_tiles):
+        tiles = [i for i in range(problem.kv_tiles) if contributes(problem, i, q_tile)]
+        assert tiles == list(range(problem.kv_tiles_of(q_tile)))
+    for kv_tile in range(problem.kv_tiles):
+        rows = [j for j in range(problem.q_tiles) if contributes(problem, kv_tile, j)]
+        assert rows == list(range(problem.first_q_tile(kv_tile), problem.q_tiles))
+
+
+# ---- 4 --------------------------------------------------------------------------------------------
+
+
+def smallest_accepted(strategy, problem):
+    """The smallest number of resident CTAs that why_not accepts; acceptance only grows with it."""
+    low, high = 1, 2 * problem.chains + 2
+    assert accepted(strategy, problem, high)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if accepted(strategy, problem, middle) else (middle + 1, high)
+    return low
+
+
+@each_strategy
+@many_examples
+@given(problem=problems(), extra=st.integers(0, 200))
+@example(problem=problem(132, 2, heads=3), extra=1)
+@example(problem=problem(65, 1, heads=4), extra=7)
+@example(problem=problem(33, 1, heads=5, causal=True), extra=3)
+def test_progress_for_exactly_the_resident_ctas_accepted(strategy, problem, extra):
+    assume(accepted(strategy, problem))
+    event("runs")
+    bound = smallest_accepted(strategy, problem)
+    all_tickets = tickets(strategy, problem)
+    for resident_ctas in {bound, bound + 1, bound + extra, 132, len(all_tickets)}:
+        if resident_ctas >= bound:
+            assert accepted(strategy, problem, resident_ctas)
+            assert stalls(all_tickets, resident_ctas) == 0
+    for resident_ctas in {bound - 1, bound // 2, 1} & set(range(1, bound)):
+        assert not accepted(strategy, problem, resident_ctas)
+        assert stalls(all_tickets, resident_ctas) > 0, "why_not refuses what would have run"
+
+
+@each_strategy
+@many_examples
+@given(problem=problems())
+def test_acyclic_means_that_every_wait_is_for_a_smaller_ticket(strategy, problem):
+    assume(accepted(strategy, problem))
+    player = {}
+    for index, ticket in enumerate(tickets(strategy, problem)):
+        for batch, kv_head, _, rows in ticket:
+            for q_tile, turn in rows:
+                player[batch, kv_head, q_tile, turn] = index
+    backward = all(
+        player[batch, kv_head, q_tile, turn - 1] < index
+        for (batch, kv_head, q_tile, turn), index in player.items()
+        if turn > 0
+    )
+    if not _C.is_cyclic(strategy):
+        assert backward
+        assert smallest_accepted(strategy, problem) == 1
+
+
+# ---- 7 --------------------------------------------------------------------------------------------
+
+
+@each_strategy
+@many_examples
+@given(problem=problems(), batch=st.integers(1, 9))
+@example(problem=problem(5, heads=6, causal=True), batch=7)
+def test_order_of_a_sequence_does_not_depend_on_the_batch(strategy, problem, batch):
+    """SM count and batch independence: turns are asked for without an SM count, and every sequence
+    of every batch has the turns and visits that it has alone."""
+    assume(accepted(strategy, problem))
+
+    def with_batch(batch):
+        names = ("heads", "kv_heads", "seqlen_q", "seqlen_k", "causal", "tile_q", "tile_kv")
+        return _C.Problem(batch=batch, **{name: getattr(problem, name) for name in names})
+
+    alone = turns_by_chain(tickets(strategy, with_batch(1)))
+    together = turns_by_chain(tickets(strategy, with_batch(batch)))
+    assert together == {
+        (b, kv_head, kv_tile): rows
+        for b in range(batch)
+        for (_, kv_head, kv_tile), rows in alone.items()
+    }
+
+
+# ---- the questions themselves ---------------------------------------------------------------------
+
+
+def test_names():
+    assert _C.strategies()[:3] == ("ascending", "descending", "spt")
+    assert len(set(_C.strategies())) == len(_C.strategies())
+
+
+@each_strategy
+def test_accepts_a_plain_problem_of_one_mask_at_least(strategy):
+    plain = [problem(16, heads=4, causal=causal) for causal in (False, True)]
+    assert any(accepted(strategy, p, 132) for p in plain)
+
+
+@each_strategy
+def test_refusal_names_the_strategy_and_is_raised_by_ticket(strategy):
+    for p in (problem(4), problem(4, causal=True), problem(4, causal=True, seqlen_q=300)):
+        if (why := _C.why_not(strategy, p, MANY_CTAS)) is not None:
+            assert f"'{strategy}'" in why and "got" in why
+            with pytest.raises(ValueError, match="got"):
+                _C.ticket(strategy, p, 0)
+            with pytest.raises(ValueError, match="got"):
+                _C.num_tickets(strategy, p)
+
+
+def test_bad_arguments_are_named():
+    p = problem(4)
+    with pytest.raises(ValueError, match="strategy must be one of 'ascending'.*'sideways'"):
+        _C.num_tickets("sideways", p)
+    with pytest.raises(ValueError, match="ticket must be in 0 … 3, got 4"):
+        _C.ticket("ascending", p, 4)
+    sizes = dict(
+        batch=1, heads=4, kv_heads=2, seqlen_q=5, seqlen_k=7, causal=True, tile_q=64, tile_kv=128
+    )
+    for name in sizes.keys() - {"causal"}:
+        with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
+            _C.Problem(**sizes | {name: 0})
+    with pytest.raises(ValueError, match=r"heads must be a multiple of kv_heads \(3\), got 4"):
+        _C.Problem(**sizes | {"kv_heads": 3})
+    with pytest.raises(ValueError, match=r"tile_kv must be a multiple of tile_q \(64\), got 96"):
+        _C.Problem(**sizes | {"tile_kv": 96})
+    with pytest.raises(TypeError, match="tile_kv"):
+        _C.Problem(**{name: size for name, size in sizes.items() if name != "tile_kv"})
+    with pytest.raises(TypeError, match="colour"):
+        _C.Problem(**sizes, colour=3)
