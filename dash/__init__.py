@@ -1,0 +1,26 @@
+"""dash: the backward pass of attention on Hopper GPUs, bit for bit the same on every run.
+
+    torch.ops.dash.attention_bwd    the operator (dash.ops)
+    dash.attention                  attention that is differentiable through it (dash.interface)
+    dash.plan                       what will run, and the fingerprint of its order (dash.plan)
+    dash.schedule                   the schedules as graphs: build, simulate, draw
+    python -m dash                  doctor | bench | verify | demo | schedule
+"""
+
+import importlib
+from types import ModuleType
+
+from dash import ops
+from dash.interface import attention
+from dash.plan import Plan, plan
+from dash.support import UnsupportedError
+
+__version__ = "0.1.0"
+
+__all__ = ["Plan", "UnsupportedError", "attention", "ops", "plan"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "schedule":  # on first use: most programs never draw a schedule
+        return importlib.import_module("dash.schedule")
+    raise AttributeError(f"module 'dash' has no attribute {name!r}")

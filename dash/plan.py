@@ -1,0 +1,255 @@
+"""Plans: what a backward pass will do, known before anything runs.
+
+A plan is a pure function of the problem and the device model. Its fingerprint names the order of
+every floating-point addition that the schedule decides, and belongs in a training log next to the
+seed: equal fingerprints and equal inputs give equal bits, on every GPU that dash runs on.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from dash.device import DeviceModel, default_device, device_model, dtype_name
+from dash.extension import extension
+from dash.support import UnsupportedError, make_problem, shape_reasons, strategy_reason
+
+# Part of every fingerprint. Raise it when a kernel change alters bits under an unchanged schedule:
+# another order of products inside a step, another rounding, another exp.
+ORDER_VERSION = 1
+
+_FINGERPRINT_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``torch.ops.dash.attention_bwd`` will do for one problem on one device.
+
+    Attributes:
+        strategy: the schedule that will run.
+        why: one sentence: asked for, or which rule of ``auto`` chose it.
+        reasons: for each strategy not taken, a sentence that says why not.
+        tile_q, tile_kv: query rows a step and key rows a chain.
+        chains: KV tiles over all batches and kv heads; each keeps its dK and dV in registers.
+        tickets: units of launch, taken in order from a counter.
+        grid: CTAs launched. It changes the time, never the bits.
+        cooperative: chains wait for each other in both directions, so all CTAs start together.
+        workspace_bytes: device memory beyond the outputs.
+        q_shape, kv_shape: ``(batch, seqlen, heads, head_dim)``.
+        dtype, causal: the rest of the problem.
+        device: the device model that the plan was made for.
+        predicted_over_ideal: simulated time over the time of an always busy chip, where known.
+    """
+
+    strategy: str
+    why: str
+    reasons: Mapping[str, str]
+    tile_q: int
+    tile_kv: int
+    chains: int
+    tickets: int
+    grid: int
+    cooperative: bool
+    workspace_bytes: int
+    q_shape: tuple[int, int, int, int]
+    kv_shape: tuple[int, int, int, int]
+    dtype: torch.dtype
+    causal: bool
+    device: DeviceModel
+    predicted_over_ideal: float | None = None
+
+    @property
+    def tile_shape(self) -> tuple[int, int]:
+        """``(tile_q, tile_kv)``."""
+        return self.tile_q, self.tile_kv
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that name the accumulation order of one sequence's gradients.
+
+        Independent of the batch size and the device; see ``docs/determinism.md``. Computed on
+        first use: it reads the whole schedule of one sequence.
+        """
+        return _fingerprint(
+            self.strategy, (1, *self.q_shape[1:]), (1, *self.kv_shape[1:]), self.dtype, self.causal
+        )
+
+    def __str__(self) -> str:
+        mask = "causal, bottom-right" if self.causal else "full"
+        lines = [
+            ("problem", f"q {self.q_shape}, kv {self.kv_shape}, {dtype_name(self.dtype)}, {mask}"),
+            ("strategy", f"{self.strategy} ({self.why})"),
+            ("tiles", f"{self.tile_q} query rows x {self.tile_kv} key rows"),
+            ("launch", self._launch()),
+            ("workspace", f"{self.workspace_bytes:,} bytes"),
+            ("fingerprint", self.fingerprint),
+        ]
+        if self.predicted_over_ideal is not None:
+            lines.append(("predicted", f"{self.predicted_over_ideal:.2f} x the ideal time"))
+        lines += [(f"not {name}", reason) for name, reason in self.reasons.items()]
+        width = max(len(label) for label, _ in lines)
+        return "\n".join(f"{label:<{width}}  {text}" for label, text in lines)
+
+    def _launch(self) -> str:
+        kind = "cooperative" if self.cooperative else "persistent"
+        return (
+            f"{self.chains} chains in {self.tickets} tickets, {kind} grid of {self.grid} CTAs "
+            f"({self.device.name})"
+        )
+
+
+def plan(
+    q_shape: Sequence[int],
+    kv_shape: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    causal: bool,
+    strategy: str = "auto",
+    device: torch.device | str | int | None = None,
+) -> Plan:
+    """Says what the backward pass of a problem will do, without running anything.
+
+    Args:
+        q_shape: ``(batch, seqlen_q, heads, head_dim)``.
+        kv_shape: ``(batch, seqlen_k, kv_heads, head_dim)``.
+        dtype: ``torch.bfloat16`` or ``torch.float16``.
+        causal: bottom-right aligned causal mask.
+        strategy: a strategy's name, or ``"auto"``.
+        device: defaults to the current CUDA device where that is a Hopper GPU, else to the model
+            of an H200, which is also what the CPU implementation plans for.
+
+    Raises:
+        UnsupportedError: the problem or the strategy is not supported; says why.
+    """
+    found = shape_reasons(tuple(q_shape), tuple(kv_shape), dtype)
+    if found:
+        raise UnsupportedError(found)
+    where = default_device() if device is None else _as_device(device)
+    return cached_plan(tuple(q_shape), tuple(kv_shape), dtype, causal, strategy, where)
+
+
+@functools.lru_cache(maxsize=1024)
+def cached_plan(
+    q_shape: tuple[int, ...],
+    kv_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    causal: bool,
+    strategy: str,
+    device: torch.device,
+) -> Plan:
+    """``plan`` for checked arguments."""
+    problem = make_problem(q_shape, kv_shape, causal)
+    model = device_model(device, dtype, q_shape[3])
+    resident = model.resident_ctas
+    if strategy == "auto":
+        # One sequence decides for every batch, or a gradient would depend on its neighbours.
+        one = make_problem((1, *q_shape[1:]), (1, *kv_shape[1:]), causal)
+        name, why = choose_strategy(one, resident)
+    else:
+        name, why = strategy, "asked for"
+    refusal = strategy_reason(name, problem, resident)
+    if refusal is not None:
+        raise UnsupportedError([refusal])
+    tickets = extension().num_tickets(name, problem)
+    return Plan(
+        strategy=name,
+        why=why,
+        reasons=MappingProxyType(_reasons_against_others(name, why, problem, resident)),
+        tile_q=problem.tile_q,
+        tile_kv=problem.tile_kv,
+        chains=problem.chains,
+        tickets=tickets,
+        grid=min(resident, tickets),
+        cooperative=extension().is_cyclic(name),
+        workspace_bytes=extension().workspace_bytes(problem, q_shape[3]),
+        q_shape=q_shape,
+        kv_shape=kv_shape,
+        dtype=dtype,
+        causal=causal,
+        device=model,
+    )
+
+
+def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
+    """``strategy="auto"``: the first of a fixed list that exists and may run the problem.
+
+    A pure function of the problem of one sequence and the device model, never of a timing. The
+    lists are ordered by measured time (PERFORMANCE.md §3, SCHEDULES.md §5):
+
+    ========  ============================================================================
+    full      shift has the most slack between turns; ascending runs everywhere
+    causal    zigzag keeps every SM busy to the end; spt runs everywhere, with a longer tail
+    ========  ============================================================================
+
+    Returns:
+        The name and one sentence that says why.
+    """
+    mask = "causal" if problem.causal else "full"
+    wanted = ("zigzag", "spt") if problem.causal else ("shift", "ascending")
+    skipped = ""
+    for name in wanted:
+        if name not in extension().strategies():
+            continue
+        refusal = strategy_reason(name, problem, resident_ctas)
+        if refusal is None:
+            return name, f"auto: first for a {mask} mask{skipped}"
+        skipped += f" after {name}, which was refused"
+    raise UnsupportedError([f"strategy is 'auto'; none for a {mask} mask may run {problem}"])
+
+
+def _reasons_against_others(
+    taken: str, why: str, problem: object, resident_ctas: int
+) -> dict[str, str]:
+    against = {}
+    for name in extension().strategies():
+        if name != taken:
+            refusal = strategy_reason(name, problem, resident_ctas)
+            against[name] = refusal or f"could run; {taken} was taken ({why})"
+    return against
+
+
+@functools.lru_cache(maxsize=256)
+def _fingerprint(
+    strategy: str,
+    q_shape: tuple[int, ...],
+    kv_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    causal: bool,
+) -> str:
+    """Hashes the problem of one sequence, then each chain's visits and turns by (head, KV tile)."""
+    problem = make_problem(q_shape, kv_shape, causal)
+    bucket = extension().head_dim_bucket(q_shape[3])
+    header = (
+        f"dash order {ORDER_VERSION} {strategy} {dtype_name(dtype)} causal={causal} q={q_shape} "
+        f"kv={kv_shape} bucket={bucket} tiles={problem.tile_q}x{problem.tile_kv}"
+    )
+    digest = hashlib.sha256(header.encode())
+    for (kv_head, kv_tile), rows in sorted(_chains(strategy, problem)):
+        visits = array.array("q", itertools.chain((kv_head, kv_tile, len(rows)), *rows))
+        digest.update(visits.tobytes())
+    return digest.hexdigest()[:_FINGERPRINT_DIGITS]
+
+
+def _chains(strategy: str, problem: object) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
+    """((kv_head, kv_tile), [(q_tile, turn), …]) of every chain, in launch order."""
+    tickets = range(extension().num_tickets(strategy, problem))
+    played = (extension().ticket(strategy, problem, ticket) for ticket in tickets)
+    return [
+        ((kv_head, kv_tile), rows)
+        for chains in played
+        for _, kv_head, kv_tile, rows in chains
+    ]
+
+
+def _as_device(device: torch.device | str | int) -> torch.device:
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
