@@ -15,27 +15,25 @@ ROOT = Path(__file__).resolve().parent.parent
 CUDA_MAJOR = 13  # the major whose compiler NVIDIA ships as wheels, nvcc included
 
 
-def package_folder(name: str) -> Path | None:
-    """The folder of an importable package, without importing it."""
+def package_folders(name: str) -> list[Path]:
+    """The folders of an importable package, without importing it; several for a namespace."""
     spec = importlib.util.find_spec(name)
-    locations = list(spec.submodule_search_locations or []) if spec else []
-    return Path(locations[0]) if locations else None
+    return [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []
 
 
 def pybind11() -> Path | None:
-    """The folder that holds pybind11/pybind11.h."""
-    package = package_folder("pybind11")
-    return package / "include" if package else None
+    """The folder that holds pybind11/pybind11.h. Torch carries a copy, for machines with no other."""
+    folders = [folder / "include" for folder in package_folders("pybind11")]
+    folders += [folder / "include" for folder in package_folders("torch")]
+    return next((it for it in folders if (it / "pybind11" / "pybind11.h").is_file()), None)
 
 
 def cutlass() -> Path | None:
     """The folder that holds cute/tensor.hpp: $DASH_CUTLASS_DIR, third_party/cutlass, the wheel."""
     chosen = os.environ.get("DASH_CUTLASS_DIR")
-    wheel = package_folder("cutlass_library")
-    places = [Path(chosen)] if chosen else [ROOT / "third_party" / "cutlass"]
-    if wheel and not chosen:
-        places.append(wheel / "source")
-    for place in places:
+    places = [ROOT / "third_party" / "cutlass"]
+    places += [folder / "source" for folder in package_folders("cutlass_library")]
+    for place in [Path(chosen)] if chosen else places:
         for include in (place / "include", place):
             if (include / "cute" / "tensor.hpp").is_file():
                 return include
@@ -53,7 +51,7 @@ def nvcc() -> Path | None:
     if on_path := shutil.which("nvcc"):
         places.append(Path(on_path))
     places.append(Path("/usr/local/cuda/bin/nvcc"))
-    if wheels := package_folder("nvidia"):
+    for wheels in package_folders("nvidia"):
         places.append(wheels / f"cu{CUDA_MAJOR}" / "bin" / "nvcc")
     return next((place for place in places if os.access(place, os.X_OK)), None)
 
