@@ -1,5 +1,11 @@
 # The CUDA part of dash._C: included by CMakeLists.txt once nvcc and the CUTLASS headers are known.
 
+# NVIDIA's compiler wheels keep the runtime in lib/, while their nvcc looks in lib64/.
+get_filename_component(cuda_root "${CMAKE_CUDA_COMPILER}/../.." ABSOLUTE)
+if(EXISTS "${cuda_root}/lib/libcudart_static.a" AND NOT EXISTS "${cuda_root}/lib64")
+  string(APPEND CMAKE_CUDA_FLAGS " -L${cuda_root}/lib")
+endif()
+
 set(CMAKE_CUDA_ARCHITECTURES OFF)  # the one target is written out below
 enable_language(CUDA)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
