@@ -1,5 +1,5 @@
-// The module dash._C: structs of addresses and sizes in, errors out. The only file that knows Python;
-// it includes no Torch header, so one build serves every torch release.
+// The module dash._C: structs of addresses and sizes in, errors out. The only file that knows
+// Python; it includes no Torch header, so one build serves every torch release.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -48,7 +48,8 @@ int positive(char const* name, int value, int limit = INT_MAX) {
 // Keyword arguments by name; every error names the argument.
 class Keywords {
  public:
-  Keywords(char const* function, py::kwargs kwargs) : function_(function), left_(std::move(kwargs)) {}
+  Keywords(char const* function, py::kwargs kwargs)
+      : function_(function), left_(std::move(kwargs)) {}
 
   template <typename T>
   T take(char const* name) {
@@ -63,6 +64,8 @@ class Keywords {
                   std::string(py::repr(value)), "a " + py::type_id<T>());
     }
   }
+
+  bool has(char const* name) const { return left_.contains(name); }
 
   void expect_empty() const {
     for (auto const& item : left_) {
@@ -99,6 +102,10 @@ Problem make_problem(py::kwargs const& kwargs) {
     throw wrong("tile_kv", std::to_string(p.tile_kv),
                 "a multiple of tile_q (" + std::to_string(p.tile_q) + ")");
   }
+  if (p.chains() > INT_MAX) {
+    throw wrong("batch * kv_heads * kv_tiles", std::to_string(p.chains()),
+                "at most " + std::to_string(INT_MAX));
+  }
   return p;
 }
 
@@ -111,7 +118,8 @@ std::string repr(Problem const& p) {
 }
 
 char const* name_of(Strategy strategy) {
-  return visit_schedule(strategy, Problem{}, [](auto const& s) { return std::decay_t<decltype(s)>::kName; });
+  return visit_schedule(strategy, Problem{},
+                        [](auto const& s) { return std::decay_t<decltype(s)>::kName; });
 }
 
 Strategy strategy_named(std::string const& name) {
@@ -124,12 +132,13 @@ Strategy strategy_named(std::string const& name) {
 }
 
 std::optional<std::string> why_not(std::string const& name, Problem const& problem, int resident) {
-  return visit_schedule(strategy_named(name), problem, [&](auto const& s) -> std::optional<std::string> {
-    using S = std::decay_t<decltype(s)>;
-    Refusal const refusal = S::why_not(problem, resident);
-    if (!refusal) return std::nullopt;
-    return describe(refusal, S::kName);
-  });
+  return visit_schedule(strategy_named(name), problem,
+                        [&](auto const& s) -> std::optional<std::string> {
+                          using S = std::decay_t<decltype(s)>;
+                          Refusal const refusal = S::why_not(problem, resident);
+                          if (!refusal) return std::nullopt;
+                          return describe(refusal, S::kName);
+                        });
 }
 
 // A schedule's formulas mean nothing for a problem it refuses on any device.
@@ -140,14 +149,13 @@ Strategy strategy_for(std::string const& name, Problem const& problem) {
 
 int64_t num_tickets(std::string const& name, Problem const& problem) {
   return visit_schedule(strategy_for(name, problem), problem,
-               [](auto const& s) { return s.num_tickets(); });
+                        [](auto const& s) { return s.num_tickets(); });
 }
 
 std::vector<ChainOut> ticket(std::string const& name, Problem const& problem, int64_t index) {
   return visit_schedule(strategy_for(name, problem), problem, [&](auto const& s) {
     if (index < 0 || index >= s.num_tickets()) {
-      throw wrong("ticket", std::to_string(index),
-                  "in 0 … " + std::to_string(s.num_tickets() - 1));
+      throw wrong("ticket", std::to_string(index), "in 0 … " + std::to_string(s.num_tickets() - 1));
     }
     std::vector<ChainOut> chains;
     for (int part = 0; part < s.num_chains(index); ++part) {
@@ -204,6 +212,7 @@ BackwardArgs make_backward_args(py::kwargs const& kwargs) {
   args.workspace_bytes = keywords.take<size_t>("workspace_bytes");
   args.device = keywords.take<int>("device");
   args.stream = reinterpret_cast<void*>(keywords.take<uintptr_t>("stream"));
+  if (keywords.has("max_ctas")) args.max_ctas = keywords.take<int>("max_ctas");
   keywords.expect_empty();
   return args;
 }
@@ -255,37 +264,47 @@ void bind_schedules(py::module_& m) {
       .def("first_q_tile", &Problem::first_q_tile, py::arg("kv_tile"))
       .def("__repr__", &repr);
 
-  m.def("strategies", [] {
-    py::tuple names(std::size(kStrategies));
-    for (size_t i = 0; i < std::size(kStrategies); ++i) names[i] = name_of(kStrategies[i]);
-    return names;
-  }, "Names of all strategies, in table order.");
-  m.def("is_cyclic", [](std::string const& strategy) {
-    return visit_schedule(strategy_named(strategy), Problem{},
-                 [](auto const& s) { return std::decay_t<decltype(s)>::kCyclic; });
-  }, py::arg("strategy"), "Whether chains wait for each other in both directions.");
+  m.def(
+      "strategies",
+      [] {
+        py::tuple names(std::size(kStrategies));
+        for (size_t i = 0; i < std::size(kStrategies); ++i) names[i] = name_of(kStrategies[i]);
+        return names;
+      },
+      "Names of all strategies, in table order.");
+  m.def(
+      "is_cyclic",
+      [](std::string const& strategy) {
+        return visit_schedule(strategy_named(strategy), Problem{},
+                              [](auto const& s) { return std::decay_t<decltype(s)>::kCyclic; });
+      },
+      py::arg("strategy"), "Whether chains wait for each other in both directions.");
   m.def("why_not", &why_not, py::arg("strategy"), py::arg("problem"), py::arg("resident_ctas"),
         "None where the strategy may run the problem, else a sentence that says why not.");
   m.def("num_tickets", &num_tickets, py::arg("strategy"), py::arg("problem"));
   m.def("ticket", &ticket, py::arg("strategy"), py::arg("problem"), py::arg("ticket"),
-        "The ticket's chains in the order played: (batch, kv_head, kv_tile, [(q_tile, turn), …]).");
+        "The ticket's chains as played: (batch, kv_head, kv_tile, [(q_tile, turn), …]).");
 }
 
 void bind_backward(py::module_& m) {
   m.attr("HAS_KERNELS") = kHasKernels;
   m.def("head_dim_bucket", &head_dim_bucket, py::arg("head_dim"));
-  m.def("tile_shape", [](int head_dim) {
-    TileShape const tile = tile_shape(head_dim);
-    return std::make_tuple(tile.q, tile.kv);
-  }, py::arg("head_dim"), "(tile_q, tile_kv) of the kernel compiled for a head dimension.");
+  m.def(
+      "tile_shape",
+      [](int head_dim) {
+        TileShape const tile = tile_shape(head_dim);
+        return std::make_tuple(tile.q, tile.kv);
+      },
+      py::arg("head_dim"), "(tile_q, tile_kv) of the kernel compiled for a head dimension.");
   m.def("workspace_bytes", &workspace_bytes, py::arg("problem"), py::arg("head_dim"));
   m.def("resident_ctas", &call_resident_ctas, py::arg("device_index"), py::arg("dtype"),
         py::arg("head_dim"), "CTAs of the main kernel that are resident together on the device.");
-  m.def("backward", &call_backward,
-        "Enqueues the backward pass. Keywords: problem, strategy, dtype, head_dim, softmax_scale; "
-        "q, k, v, out, dout, dq, dk, dv as (address, batch_stride, seq_stride, head_stride) and lse "
-        "as (address, batch_stride, head_stride, seq_stride), in elements; workspace, "
-        "workspace_bytes, device, stream.");
+  m.def(
+      "backward", &call_backward,
+      "Enqueues the backward pass. Keywords: problem, strategy, dtype, head_dim, softmax_scale; "
+      "q, k, v, out, dout, dq, dk, dv as (address, batch_stride, seq_stride, head_stride) and lse "
+      "as (address, batch_stride, head_stride, seq_stride), in elements; workspace, "
+      "workspace_bytes, device, stream; optional max_ctas, which bounds the main kernel's grid.");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // descending: the paper's order for the causal mask. KV tiles are launched and added in ascending
 // order, but every chain visits its rows downwards from the last, which all chains have in common.
-// It wins over ascending because a long chain's first rows are the ones that a short chain also has.
+// It wins over ascending because a long chain begins with the rows that a short chain has too.
 //
 // Acyclic: turn t of a q tile belongs to KV tile t, whose ticket is smaller than KV tile t + 1's.
 #pragma once
@@ -19,12 +19,12 @@ struct Descending {
     return p.causal ? Refusal{} : Refusal{Refusal::Reason::kNeedsCausalMask};
   }
 
-  constexpr int64_t num_tickets() const { return problem.chains(); }
-  constexpr int num_chains(int64_t) const { return 1; }
+  constexpr Ticket num_tickets() const { return static_cast<Ticket>(problem.chains()); }
+  constexpr int num_chains(Ticket) const { return 1; }
 
-  constexpr Chain chain(int64_t ticket, int) const {
+  constexpr Chain chain(Ticket ticket, int) const {
     int const n = problem.kv_tiles();
-    return chain_of(problem, ticket / n, static_cast<int>(ticket % n));
+    return chain_of(problem, ticket / n, ticket % n);
   }
 
   constexpr int num_rows(Chain const& c) const {

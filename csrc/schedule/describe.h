@@ -13,10 +13,8 @@ inline std::string describe(Refusal const& refusal, char const* strategy) {
   std::string const wanted = std::to_string(refusal.wanted);
   switch (refusal.reason) {
     case Refusal::Reason::kNone: break;
-    case Refusal::Reason::kNeedsCausalMask:
-      return name + "needs a causal mask, got a full mask";
-    case Refusal::Reason::kNeedsFullMask:
-      return name + "needs a full mask, got a causal mask";
+    case Refusal::Reason::kNeedsCausalMask: return name + "needs a causal mask, got a full mask";
+    case Refusal::Reason::kNeedsFullMask: return name + "needs a full mask, got a causal mask";
     case Refusal::Reason::kNeedsEqualLengths:
       return name + "needs seqlen_q equal to seqlen_k, got seqlen_q " + given + " and seqlen_k " +
              wanted;
@@ -25,8 +23,8 @@ inline std::string describe(Refusal const& refusal, char const* strategy) {
     case Refusal::Reason::kNeedsMoreQTiles:
       return name + "needs at least " + wanted + " q tiles, got " + given;
     case Refusal::Reason::kNeedsResidentGroup:
-      return name + "needs " + wanted + " CTAs resident together because its chains wait for each " +
-             "other, got " + given;
+      return name + "needs " + wanted +
+             " CTAs resident together because its chains wait for each " + "other, got " + given;
   }
   return {};
 }

@@ -1,5 +1,5 @@
-// One attention backward, counted in tiles. Everything a schedule may depend on is here, and nothing
-// else is: no SM count, no clock, no batch-dependent state, so that no schedule can depend on them.
+// One attention backward, counted in tiles. Everything a schedule may depend on is here, and
+// nothing else is: no SM count, no clock, no state that depends on the batch.
 #pragma once
 
 #include <cstdint>

@@ -1,13 +1,15 @@
-// What a schedule is. Visit order, accumulation order and launch order are one type, because a valid
-// triple is a property of the three together (shared/SCHEDULES.md §4).
+// What a schedule is. Visit order, accumulation order and launch order are one type, because a
+// valid triple is a property of the three together (docs/schedules.md).
 //
-// A schedule is a small value made from a Problem. It answers pure questions; the producer warp asks
-// them on the device, the plan and the tests ask the same compiled code on the host.
+// A schedule is a small value made from a Problem. It answers pure questions; the producer warp
+// asks them on the device, the plan and the tests ask the same compiled code on the host. The
+// producer has few registers, so every answer is computed anew, in integers of 32 bits.
 //
-//   ticket  a unit of launch. CTAs take tickets 0, 1, 2, … from an atomic counter and play each to its end.
+//   ticket  a unit of launch. CTAs take tickets 0, 1, 2, … from an atomic counter and play each to
+//           its end.
 //   chain   one KV tile's run over the q tiles that see it, unbroken: dK and dV stay in registers.
-//   row     one q tile of a chain; with GQA a row is played once for each q head of the group, heads
-//           innermost, before the chain moves to its next row.
+//   row     one q tile of a chain; with GQA a row is played once for each q head of the group,
+//           heads innermost, before the chain moves to its next row.
 //   turn    the place of the chain's KV tile in the q tile's sum: 0, 1, 2, … without gaps.
 #pragma once
 
@@ -17,6 +19,13 @@
 
 namespace dash {
 
+// How many tickets a launch order assumes in flight when it decides which heads to interleave. It
+// moves launches, never a turn, so a part with more or fewer SMs computes the same bits.
+inline constexpr int kTicketsInFlight = 128;
+
+// Narrow, because the producer warp divides by it: problems of 2^31 tiles or more are rejected.
+using Ticket = int;
+
 struct Chain {
   int batch;
   int kv_head;
@@ -24,10 +33,9 @@ struct Chain {
   int part;  // which of its ticket's chains this is, for schedules that play several in one ticket
 };
 
-// The chain of `kv_tile` in a head, heads being numbered through the batch: batch · kv_heads + kv_head.
-constexpr Chain chain_of(Problem const& problem, int64_t head, int kv_tile, int part = 0) {
-  return {static_cast<int>(head / problem.kv_heads), static_cast<int>(head % problem.kv_heads),
-          kv_tile, part};
+// The chain of `kv_tile` in a head, heads being numbered through the batch.
+constexpr Chain chain_of(Problem const& problem, int head, int kv_tile, int part = 0) {
+  return {head / problem.kv_heads, head % problem.kv_heads, kv_tile, part};
 }
 
 struct Row {
@@ -44,7 +52,7 @@ struct Refusal {
     kNeedsEqualLengths,   // given: seqlen_q, wanted: seqlen_k
     kNeedsWholeTiles,     // given: seqlen, wanted: a multiple of tile_kv
     kNeedsMoreQTiles,     // given: q tiles, wanted: at least this many
-    kNeedsResidentGroup,  // given: CTAs that can be resident, wanted: chains that wait for each other
+    kNeedsResidentGroup,  // given: CTAs that can be resident, wanted: tickets that wait for another
   };
   Reason reason = Reason::kNone;
   int given = 0;
@@ -54,18 +62,23 @@ struct Refusal {
 };
 
 template <typename S>
-concept Schedule = requires(S const s, Problem const p, Chain const c, int64_t ticket, int i) {
+concept Schedule = requires(S const s, Problem const p, Chain const c, Ticket ticket, int i) {
   { S::kName } -> std::convertible_to<char const*>;
-  // Cyclic: chains of a group wait for each other in both directions, so the group must be resident
-  // together and the launch is cooperative. Acyclic: every wait points to a smaller ticket.
+  // Acyclic: every wait points to a smaller ticket, and nothing but ticket order is needed; a CTA
+  // may take its next ticket early, while its last chain drains.
+  // Cyclic: chains of a group, which have consecutive tickets, wait for each other in both
+  // directions. The launch is cooperative, why_not() demands a CTA for each of them, and no CTA may
+  // hold two tickets of a group: the second would wait behind the first, which waits for it. So
+  // either a CTA takes a ticket only after all turns of its last one are passed on, or CTA c of G
+  // takes tickets c, c + G, c + 2G, … which are never two of the same group of at most G.
   { S::kCyclic } -> std::convertible_to<bool>;
   { S::why_not(p, /*resident_ctas=*/i) } -> std::same_as<Refusal>;
   { S{p} };
-  { s.num_tickets() } -> std::same_as<int64_t>;
-  { s.num_chains(ticket) } -> std::same_as<int>;        // chains in this ticket
-  { s.chain(ticket, i) } -> std::same_as<Chain>;        // the i-th of them
-  { s.num_rows(c) } -> std::same_as<int>;               // q tiles this chain visits
-  { s.row(c, /*position=*/i) } -> std::same_as<Row>;    // the q tile at a position, and its turn
+  { s.num_tickets() } -> std::same_as<Ticket>;
+  { s.num_chains(ticket) } -> std::same_as<int>;      // chains in this ticket
+  { s.chain(ticket, i) } -> std::same_as<Chain>;      // the i-th of them
+  { s.num_rows(c) } -> std::same_as<int>;             // q tiles this chain visits
+  { s.row(c, /*position=*/i) } -> std::same_as<Row>;  // the q tile at a position, and its turn
 };
 
 }  // namespace dash

@@ -20,12 +20,12 @@ struct Spt {
     return p.causal ? Refusal{} : Refusal{Refusal::Reason::kNeedsCausalMask};
   }
 
-  constexpr int64_t num_tickets() const { return problem.chains(); }
-  constexpr int num_chains(int64_t) const { return 1; }
+  constexpr Ticket num_tickets() const { return static_cast<Ticket>(problem.chains()); }
+  constexpr int num_chains(Ticket) const { return 1; }
 
-  constexpr Chain chain(int64_t ticket, int) const {
+  constexpr Chain chain(Ticket ticket, int) const {
     int const n = problem.kv_tiles();
-    return chain_of(problem, ticket / n, n - 1 - static_cast<int>(ticket % n));
+    return chain_of(problem, ticket / n, n - 1 - ticket % n);
   }
 
   constexpr int num_rows(Chain const& c) const {

@@ -3,14 +3,18 @@
 
 #include "ascending.h"
 #include "descending.h"
+#include "shift.h"
 #include "spt.h"
+#include "symmetric_shift.h"
+#include "zigzag.h"
 
 namespace dash {
 
-enum class Strategy : int { kAscending, kDescending, kSpt };
+enum class Strategy : int { kAscending, kDescending, kSpt, kShift, kSymmetricShift, kZigzag };
 
-inline constexpr Strategy kStrategies[] = {Strategy::kAscending, Strategy::kDescending,
-                                           Strategy::kSpt};
+inline constexpr Strategy kStrategies[] = {
+    Strategy::kAscending, Strategy::kDescending,     Strategy::kSpt,
+    Strategy::kShift,     Strategy::kSymmetricShift, Strategy::kZigzag};
 
 // Calls f with the schedule type's value for `problem`: f(Ascending{problem}) and so on.
 template <typename F>
@@ -18,6 +22,9 @@ constexpr decltype(auto) visit_schedule(Strategy strategy, Problem const& proble
   switch (strategy) {
     case Strategy::kDescending: return f(Descending{problem});
     case Strategy::kSpt: return f(Spt{problem});
+    case Strategy::kShift: return f(Shift{problem});
+    case Strategy::kSymmetricShift: return f(SymmetricShift{problem});
+    case Strategy::kZigzag: return f(Zigzag{problem});
     case Strategy::kAscending: break;
   }
   return f(Ascending{problem});

@@ -1,0 +1,78 @@
+// zigzag: a balanced order for the causal mask without cyclic waits. Half of the heads play spt
+// (short chains first, rows up), the other half its mirror (long chains first, rows down). Blocks
+// of the two kinds alternate, with the tickets of a block's heads interleaved tile by tile, so a
+// CTA that ends a chain of length l next takes one of about length n + 1 - l. Any lengths.
+//
+// A head is mirrored if its KV head index is odd, which is a property of its own sequence: the
+// batch decides only when a head is launched, never in which order it adds.
+//
+// Acyclic: in a head the turns ascend with the tickets, from the last KV tile or from the first.
+#pragma once
+
+#include "schedule.h"
+
+namespace dash {
+
+struct Zigzag {
+  static constexpr char const* kName = "zigzag";
+  static constexpr bool kCyclic = false;
+
+  Problem problem;
+
+  static constexpr Refusal why_not(Problem const& p, int) {
+    return p.causal ? Refusal{} : Refusal{Refusal::Reason::kNeedsCausalMask};
+  }
+
+  constexpr Ticket num_tickets() const { return static_cast<Ticket>(problem.chains()); }
+  constexpr int num_chains(Ticket) const { return 1; }
+
+  // Of an odd number of KV heads one more is plain than mirrored. The surplus goes first: the
+  // launch then ends with a mirrored block, whose last tickets are the shortest chains of all.
+  constexpr Chain chain(Ticket ticket, int) const {
+    int const n = problem.kv_tiles();
+    int const surplus = problem.kv_heads % 2 * problem.batch;
+    int const surplus_tickets = surplus * n;
+    if (ticket < surplus_tickets) {
+      return chain_in_block(ticket, surplus, /*first_plain=*/0, /*kinds=*/1);
+    }
+    return chain_in_block(ticket - surplus_tickets, problem.kv_heads / 2 * problem.batch, surplus,
+                          /*kinds=*/2);
+  }
+
+  constexpr int num_rows(Chain const& c) const {
+    return problem.q_tiles() - problem.first_q_tile(c.kv_tile);
+  }
+
+  constexpr Row row(Chain const& c, int position) const {
+    if (mirrored(c.kv_head)) return {problem.q_tiles() - 1 - position, c.kv_tile};
+    int const q_tile = problem.first_q_tile(c.kv_tile) + position;
+    return {q_tile, problem.kv_tiles_of(q_tile) - 1 - c.kv_tile};
+  }
+
+ private:
+  static constexpr bool mirrored(int kv_head) { return kv_head % 2 != 0; }
+
+  // `heads` of each kind, in blocks that fill the chip: a plain one, and with two kinds a mirrored
+  // one after it. Heads of a kind are numbered through the batch, plain ones from `first_plain`.
+  constexpr Chain chain_in_block(Ticket ticket, int heads, int first_plain, int kinds) const {
+    int const n = problem.kv_tiles();
+    int const whole_block = n < kTicketsInFlight ? kTicketsInFlight / n : 1;
+    int const first_head = ticket / (kinds * whole_block * n) * whole_block;
+    int const heads_left = heads - first_head;
+    int const block = heads_left < whole_block ? heads_left : whole_block;
+
+    int const in_blocks = ticket - kinds * first_head * n;
+    bool const mirror = in_blocks >= block * n;
+    int const in_block = mirror ? in_blocks - block * n : in_blocks;
+    int const head = first_head + in_block % block + (mirror ? 0 : first_plain);
+    int const tile = in_block / block;
+
+    int const heads_of_kind = (problem.kv_heads + (mirror ? 0 : 1)) / 2;  // in one sequence
+    return {head / heads_of_kind, head % heads_of_kind * 2 + (mirror ? 1 : 0),
+            mirror ? tile : n - 1 - tile, 0};
+  }
+};
+
+static_assert(Schedule<Zigzag>);
+
+}  // namespace dash
