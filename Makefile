@@ -58,5 +58,5 @@ format: $(READY)
 
 clean:
 	rm -rf build dist .venv *.egg-info .pytest_cache .hypothesis .ruff_cache
-	rm -f dash/_C*.so dash/_C.ptxas.log
+	rm -f dash/_C*.so dash/_C*.ptxas.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -21,8 +21,6 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "cmake"))
 import build  # noqa: E402
 
-LOG = "_C.ptxas.log"
-
 
 class BuildDash(BuildExtension):
     """Builds in place with CMake, then puts the module where setuptools wants it."""
@@ -33,7 +31,7 @@ class BuildDash(BuildExtension):
             target = Path(self.get_ext_fullpath(extension.name)).resolve()
             built = ROOT / "dash" / target.name
             target.parent.mkdir(parents=True, exist_ok=True)
-            for source in (built, built.with_name(LOG)):
+            for source in (built, built.with_name(f"{built.name}.ptxas.log")):
                 if source.exists() and source.parent != target.parent:
                     shutil.copy2(source, target.parent)
 

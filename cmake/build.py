@@ -28,7 +28,7 @@ def build_folder() -> Path:
 
 
 def build_in_place() -> None:
-    """Configure and build; the module and _C.ptxas.log end up in dash/."""
+    """Configure and build; the module and what ptxas said of it end up in dash/."""
     jobs = max(1, int(os.environ.get("MAX_JOBS") or 2))
     folder = build_folder()
     configure = [
