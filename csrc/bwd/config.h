@@ -20,8 +20,9 @@ struct KernelConfig {
   static constexpr int kTileQ = kHeadDim == 64 ? 128 : 64;
   static constexpr int kTileKv = 128;
 
-  static constexpr int kStages = 2;    // of Q and of dO
-  static constexpr int kDsStages = 2;  // one barrier a step suffices because dS alternates (mma.cuh)
+  static constexpr int kPlannedSteps = 4;  // descriptors the planner may be ahead of the loads
+  static constexpr int kStages = 2;        // of Q and of dO
+  static constexpr int kDsStages = 2;      // one barrier a step suffices because dS alternates (mma.cuh)
 
   static constexpr int kMmaWarpgroups = 2;
   static constexpr int kMmaThreads = kMmaWarpgroups * kWarpgroup;
@@ -29,7 +30,11 @@ struct KernelConfig {
   static constexpr int kThreads = kWarpgroup + kMmaThreads;
   static constexpr int kDqWriters = 2;  // alternate over steps: each has two steps' time for its adds
 
-  static constexpr int kServiceRegisters = 24;  // producer and dQ writers
+  // dV is issued as soon as P exists and runs under the work on dS. At head dimension 64 the fragments
+  // of a 128-row q tile leave no registers for that: 184 bytes of spill, and ptxas serialises.
+  static constexpr bool kDvUnderDs = kHeadDim == 128;
+
+  static constexpr int kServiceRegisters = 32;  // planner, loader and dQ writers
   static constexpr int kMmaRegisters = 240;
 
   static constexpr int kDqTileFloats = kTileQ * kHeadDim;
@@ -37,6 +42,7 @@ struct KernelConfig {
 
   static_assert(kTileKv % kTileQ == 0, "schedules count whole q tiles in a KV tile");
   static_assert(kTileKv == 64 * kMmaWarpgroups, "each MMA warpgroup owns 64 rows of the KV tile");
+  static_assert(2 + kDqWriters <= kWarpgroup / kWarp, "service roles are warps of one warpgroup");
   static_assert(kStages % kDqWriters == 0,
                 "a dQ writer must see every phase of the stages it reads: its steps are every "
                 "kDqWriters-th, so its stages must repeat");

@@ -18,16 +18,20 @@ void check(TensorView const& t, char const* name) {
   if (t.data == nullptr) reject(std::string(name) + " has a null address");
 }
 
-// What TMA asks of a tensor map: 16-byte aligned address and strides.
-void check_tma(TensorView const& t, char const* name) {
+// What TMA asks of a tensor map: 16-byte aligned address and strides. The stride of a dimension with
+// one element is never used.
+void check_tma(TensorView const& t, char const* name, int batch, int rows, int heads) {
   check(t, name);
   if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
     reject(std::string(name) + " must start at a 16-byte aligned address");
-  for (int64_t stride : {t.batch_stride, t.seq_stride, t.head_stride}) {
-    if (stride % 8 != 0 || stride <= 0)
+  auto const check_stride = [&](int64_t stride, int size) {
+    if (size > 1 && (stride % 8 != 0 || stride <= 0))
       reject(std::string(name) + " has stride " + std::to_string(stride) +
              "; wanted a positive multiple of 8 elements");
-  }
+  };
+  check_stride(t.batch_stride, batch);
+  check_stride(t.seq_stride, rows);
+  check_stride(t.head_stride, heads);
 }
 
 void check(BackwardArgs const& args) {
@@ -40,11 +44,11 @@ void check(BackwardArgs const& args) {
   if (p.chains() > std::numeric_limits<int>::max() ||
       p.q_tiles_total() > std::numeric_limits<int>::max())
     reject("problem has more than 2^31 - 1 tiles");
-  check_tma(args.q, "q");
-  check_tma(args.k, "k");
-  check_tma(args.v, "v");
-  check_tma(args.dout, "dout");
-  check(args.out, "out");
+  check_tma(args.q, "q", p.batch, p.seqlen_q, p.heads);
+  check_tma(args.k, "k", p.batch, p.seqlen_k, p.kv_heads);
+  check_tma(args.v, "v", p.batch, p.seqlen_k, p.kv_heads);
+  check_tma(args.dout, "dout", p.batch, p.seqlen_q, p.heads);
+  check_tma(args.out, "out", p.batch, p.seqlen_q, p.heads);  // read sixteen bytes at a time
   check(args.dq, "dq");
   check(args.dk, "dk");
   check(args.dv, "dv");

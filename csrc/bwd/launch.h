@@ -42,6 +42,7 @@ struct BackwardArgs {
   size_t workspace_bytes = 0;
   int device = 0;          // the device all addresses belong to; need not be the current one
   void* stream = nullptr;  // a cudaStream_t of that device
+  int max_ctas = 0;        // of the main kernel's grid; 0: as many as are resident. Never changes bits
 };
 
 struct TileShape {

@@ -1,0 +1,54 @@
+// Every barrier of the main kernel.
+//
+// | barrier       | establishes                     | arrivals a phase            | waits      | fence, and why                    |
+// |---------------|---------------------------------|-----------------------------|------------|-----------------------------------|
+// | plan_full[p]  | a planned step can be read      | planner                     | loader     | arrive releases the descriptor    |
+// | plan_empty[p] | the planned step was read       | loader                      | planner    | none                              |
+// | k_full        | K of the chain has landed       | loader + bytes              | MMA        | none: TMA completes on it         |
+// | k_empty       | nobody reads K any more         | every MMA warp              | loader     | none: wgmma reads were waited for |
+// | v_full        | V of the chain has landed       | loader + bytes              | MMA        | none                              |
+// | v_empty       | nobody reads V any more         | every MMA warp              | loader     | none                              |
+// | q_full[s]     | Q, lse and the descriptor are in| loader + bytes              | MMA, one dQ writer | arrive releases the descriptor |
+// | q_empty[s]    | Q and the descriptor were read  | every MMA warp + one writer | loader     | none                              |
+// | dout_full[s]  | dO and delta have landed        | loader + bytes              | MMA        | none                              |
+// | dout_empty[s] | dO and delta were read          | every MMA warp              | loader     | none                              |
+// | dq_full[w]    | a dQ tile is staged for writer w| every MMA warp              | writer w   | proxy fence by every MMA thread: bulk adds read what st.shared wrote |
+// | dq_empty[w]   | writer w's copy read the stage  | writer w                    | MMA        | bulk_wait_source_read             |
+// | kDsFull (named)| dS of both warpgroups is stored| every MMA thread            | MMA        | proxy fence by every thread: wgmma reads what stmatrix wrote |
+//
+// Writer w plays steps w, w + kDqWriters, …: it has its own dq pair and, because the stages are a
+// multiple of the writers, its own stages of q_full. So every waiter sees every phase of its barriers.
+#pragma once
+
+#include "../sm90/mbarrier.cuh"
+#include "config.h"
+
+namespace dash {
+
+enum NamedBarrier : int { kCtaSync = 0, kDsFull = 1, kNumNamedBarriers };
+static_assert(kNumNamedBarriers <= 16, "the hardware has 16 named barriers");
+
+template <typename Storage, typename Config>
+__device__ void init_barriers(Storage& smem) {
+  for (int p = 0; p < Config::kPlannedSteps; ++p) {
+    mbarrier_init(smem.plan_full[p], 1);
+    mbarrier_init(smem.plan_empty[p], 1);
+  }
+  mbarrier_init(smem.k_full, 1);
+  mbarrier_init(smem.k_empty, Config::kMmaWarps);
+  mbarrier_init(smem.v_full, 1);
+  mbarrier_init(smem.v_empty, Config::kMmaWarps);
+  for (int s = 0; s < Config::kStages; ++s) {
+    mbarrier_init(smem.q_full[s], 1);
+    mbarrier_init(smem.q_empty[s], Config::kMmaWarps + 1);
+    mbarrier_init(smem.dout_full[s], 1);
+    mbarrier_init(smem.dout_empty[s], Config::kMmaWarps);
+  }
+  for (int w = 0; w < Config::kDqWriters; ++w) {
+    mbarrier_init(smem.dq_full[w], Config::kMmaWarps);
+    mbarrier_init(smem.dq_empty[w], 1);
+  }
+  mbarrier_init_fence();
+}
+
+}  // namespace dash

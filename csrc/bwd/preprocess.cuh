@@ -1,0 +1,81 @@
+// Before the main kernel: delta, lse·log2 e, counters, and the gradients nothing will reach.
+//
+// One CTA a q tile. It also writes the padding rows of the two vectors, so that the main kernel copies
+// whole tiles of them: lse_log2 = +inf makes P = 0 there, delta = 0 makes dS = 0.
+#pragma once
+
+#include <cute/numeric/numeric_types.hpp>
+
+#include "epilogue.cuh"
+#include "params.h"
+
+namespace dash {
+
+inline constexpr int kPreprocessThreads = 256;
+
+// The dot product of sixteen bytes of two rows, in fp32.
+template <typename Element>
+__device__ __forceinline__ float dot_16_bytes(uint4 const& a, uint4 const& b) {
+  auto const* x = reinterpret_cast<Element const*>(&a);
+  auto const* y = reinterpret_cast<Element const*>(&b);
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum = fmaf(static_cast<float>(x[i]), static_cast<float>(y[i]), sum);
+  return sum;
+}
+
+template <typename Element, typename Config>
+__global__ void __launch_bounds__(kPreprocessThreads)
+    preprocess(__grid_constant__ PreprocessParams const params) {
+  constexpr int kLanes = Config::kHeadDim / 8;  // threads a row, sixteen bytes each
+  constexpr int kRows = kPreprocessThreads / kLanes;
+  constexpr float kLog2E = 1.4426950408889634f;
+  constexpr float kInfinity = INFINITY;
+
+  Problem const& p = params.problem;
+  int const dq_tile = blockIdx.x;
+  int const q_tile = dq_tile % p.q_tiles();
+  int const head = dq_tile / p.q_tiles() % p.heads;
+  int const batch = dq_tile / p.q_tiles() / p.heads;
+  if (threadIdx.x == 0) {
+    params.dq_turns[dq_tile] = 0;
+    if (dq_tile == 0) *params.next_ticket = 0;
+  }
+
+  int const column = threadIdx.x % kLanes * 8;
+  bool const column_exists = column < params.head_dim;
+  bool const reached = p.kv_tiles_of(q_tile) > 0;
+  Element const* const out = head_of<Element>(params.out, batch, head);
+  Element const* const dout = head_of<Element>(params.dout, batch, head);
+  Element* const dq = head_of<Element>(params.dq, batch, head);
+  float const* const lse = params.lse.data + batch * params.lse.batch_stride +
+                           head * params.lse.head_stride;
+#pragma unroll
+  for (int first = 0; first < Config::kTileQ; first += kRows) {
+    int const in_tile = first + threadIdx.x / kLanes;
+    int const row = q_tile * Config::kTileQ + in_tile;
+    bool const row_exists = row < p.seqlen_q;
+    float delta = 0.f;
+    if (row_exists && column_exists) {
+      uint4 const o =
+          *reinterpret_cast<uint4 const*>(out + row * params.out.seq_stride + column);
+      uint4 const d =
+          *reinterpret_cast<uint4 const*>(dout + row * params.dout.seq_stride + column);
+      delta = dot_16_bytes<Element>(o, d);
+      if (!reached)
+        *reinterpret_cast<uint4*>(dq + row * params.dq.seq_stride + column) = make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2)
+      delta += __shfl_xor_sync(0xffffffff, delta, distance);
+    if (column == 0) {
+      float const row_lse = row_exists ? lse[row * params.lse.seq_stride] : kInfinity;
+      bool const has_keys = fabsf(row_lse) != kInfinity;
+      int64_t const padded_row = int64_t{dq_tile} * Config::kTileQ + in_tile;
+      params.lse_log2[padded_row] = has_keys ? row_lse * kLog2E : kInfinity;
+      params.delta[padded_row] = has_keys ? delta : 0.f;
+    }
+  }
+}
+
+}  // namespace dash

@@ -1,0 +1,86 @@
+// The five products as CuTe tiled MMAs, and the shared-memory layouts they read. Types only.
+//
+//   S^T  = K Q^T    (kv, q)   both from shared memory
+//   dP^T = V dO^T   (kv, q)   both from shared memory
+//   dV  += P^T dO   (kv, d)   P^T from registers: the fragment of S^T is the operand fragment
+//   dK  += dS^T Q   (kv, d)   dS^T from registers
+//   dQ   = dS K     (q, d)    dS from shared memory: it needs the rows of both warpgroups
+//
+// Each warpgroup owns 64 rows of kv. dQ is split so that each warpgroup holds a 64 × 64 part: columns
+// for head dimension 128, rows for 64.
+#pragma once
+
+#include <cute/atom/mma_traits_sm90_gmma.hpp>
+#include <cute/tensor.hpp>
+
+#include "config.h"
+
+namespace dash {
+
+template <typename Element, typename Config>
+struct Products {
+  using TileQ = cute::Int<Config::kTileQ>;
+  using TileKv = cute::Int<Config::kTileKv>;
+  using HeadDim = cute::Int<Config::kHeadDim>;
+  using Stages = cute::Int<Config::kStages>;
+  using DsStages = cute::Int<Config::kDsStages>;
+  using Warpgroups = cute::Int<Config::kMmaWarpgroups>;
+
+  static constexpr auto kK = cute::GMMA::Major::K;
+  static constexpr auto kMn = cute::GMMA::Major::MN;
+
+  // As TMA writes them: head dimension contiguous, blocks of 64 columns, 128-byte swizzle.
+  using RowAtom = cute::GMMA::Layout_K_SW128_Atom<Element>;
+  using KvLayout = decltype(cute::tile_to_shape(RowAtom{}, cute::Shape<TileKv, HeadDim>{}));
+  using QLayout = decltype(cute::tile_to_shape(RowAtom{}, cute::Shape<TileQ, HeadDim, Stages>{}));
+
+  // The same bytes read across: (head dimension, rows).
+  using KvTransposed = decltype(cute::composition(
+      KvLayout{}, cute::Layout<cute::Shape<HeadDim, TileKv>, cute::Stride<TileKv, cute::_1>>{}));
+  using QTransposed = decltype(cute::composition(
+      QLayout{},
+      cute::Layout<cute::Shape<HeadDim, TileQ, Stages>,
+                   cute::Stride<TileQ, cute::_1, cute::Int<Config::kTileQ * Config::kHeadDim>>>{}));
+
+  // dS is (q, kv) with q contiguous: stmatrix stores the fragment of dS^T without transposing.
+  using DsAtom = cute::GMMA::Layout_MN_SW128_Atom<Element>;
+  using DsLayout = decltype(cute::tile_to_shape(DsAtom{}, cute::Shape<TileQ, TileKv, DsStages>{}));
+
+  using Scores = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<Element, Element, float, cute::Shape<TileKv, TileQ, HeadDim>, kK,
+                                 kK>(),
+      cute::Layout<cute::Shape<Warpgroups, cute::_1, cute::_1>>{}));
+  using KvGradients = decltype(cute::make_tiled_mma(
+      cute::GMMA::rs_op_selector<Element, Element, float, cute::Shape<TileKv, HeadDim, TileQ>, kK,
+                                 kMn>(),
+      cute::Layout<cute::Shape<Warpgroups, cute::_1, cute::_1>>{}));
+  using DqSplit =
+      cute::conditional_t<Config::kHeadDim == 128, cute::Shape<cute::_1, Warpgroups, cute::_1>,
+                          cute::Shape<Warpgroups, cute::_1, cute::_1>>;
+  using QGradients = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<Element, Element, float,
+                                 cute::Shape<cute::_64, cute::_64, TileKv>, kMn, kMn>(),
+      cute::Layout<DqSplit>{}));
+
+  // Floats a thread holds of each accumulator.
+  static constexpr int kScoreFragment = Config::kTileKv * Config::kTileQ / Config::kMmaThreads;
+  static constexpr int kKvFragment = Config::kTileKv * Config::kHeadDim / Config::kMmaThreads;
+  static constexpr int kDqFragment = Config::kDqFragment;
+
+  static constexpr auto score_layout() {
+    return cute::make_layout(
+        cute::partition_shape_C(Scores{}, cute::Shape<TileKv, TileQ>{}));
+  }
+  static constexpr auto operand_layout() {  // P^T or dS^T in 16 bit
+    return cute::make_layout(cute::partition_shape_A(KvGradients{}, cute::Shape<TileKv, TileQ>{}));
+  }
+  static constexpr auto kv_layout() {
+    return cute::make_layout(
+        cute::partition_shape_C(KvGradients{}, cute::Shape<TileKv, HeadDim>{}));
+  }
+  static constexpr auto dq_layout() {
+    return cute::make_layout(cute::partition_shape_C(QGradients{}, cute::Shape<TileQ, HeadDim>{}));
+  }
+};
+
+}  // namespace dash

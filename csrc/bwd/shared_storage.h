@@ -1,0 +1,35 @@
+// The one plan of shared memory.
+#pragma once
+
+#include "../sm90/mbarrier.cuh"
+#include "config.h"
+#include "params.h"
+
+namespace dash {
+
+// Operand tiles are stored as TMA writes them: blocks of 64 columns, each (rows, 64) with the 128-byte
+// swizzle, which repeats every 1,024 bytes; hence the alignment.
+template <typename Element, typename Config>
+struct alignas(1024) SharedStorage {
+  Element k[Config::kTileKv * Config::kHeadDim];
+  Element v[Config::kTileKv * Config::kHeadDim];
+  Element q[Config::kStages][Config::kTileQ * Config::kHeadDim];
+  Element dout[Config::kStages][Config::kTileQ * Config::kHeadDim];
+  Element ds[Config::kDsStages][Config::kTileQ * Config::kTileKv];
+  float dq[Config::kDqTileFloats];  // staging, fragment order
+  float lse_log2[Config::kStages][Config::kTileQ];
+  float delta[Config::kStages][Config::kTileQ];
+  StepDescriptor plan[Config::kPlannedSteps];
+  StepDescriptor steps[Config::kStages];
+
+  // See barriers.h for who arrives and who waits.
+  Mbarrier plan_full[Config::kPlannedSteps], plan_empty[Config::kPlannedSteps];
+  Mbarrier k_full, k_empty, v_full, v_empty;
+  Mbarrier q_full[Config::kStages], q_empty[Config::kStages];
+  Mbarrier dout_full[Config::kStages], dout_empty[Config::kStages];
+  Mbarrier dq_full[Config::kDqWriters], dq_empty[Config::kDqWriters];
+};
+
+inline constexpr int kMaxSharedBytes = 227 * 1024;
+
+}  // namespace dash

@@ -1,0 +1,76 @@
+// The pointwise mathematics between the products, on accumulator fragments of S^T and dP^T.
+//
+// A fragment of 4·G floats holds, for g < G: rows r and r + 8 (key columns of the problem) by columns
+// 8g and 8g + 1 counted from the thread's own first column (query rows):
+//   [4g] = (r, 8g)   [4g + 1] = (r, 8g + 1)   [4g + 2] = (r + 8, 8g)   [4g + 3] = (r + 8, 8g + 1)
+#pragma once
+
+#include <cutlass/numeric_conversion.h>
+
+namespace dash {
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// S becomes P = 2^(S·scale_log2 − lse_log2). lse_log2 points at the thread's first column.
+template <int kSize>
+__device__ __forceinline__ void probabilities(float (&s)[kSize], float const* lse_log2,
+                                              float scale_log2) {
+#pragma unroll
+  for (int i = 0; i < kSize; i += 4) {
+    float2 const lse = *reinterpret_cast<float2 const*>(lse_log2 + 2 * i);
+    s[i] = exp2_approx(fmaf(s[i], scale_log2, -lse.x));
+    s[i + 1] = exp2_approx(fmaf(s[i + 1], scale_log2, -lse.y));
+    s[i + 2] = exp2_approx(fmaf(s[i + 2], scale_log2, -lse.x));
+    s[i + 3] = exp2_approx(fmaf(s[i + 3], scale_log2, -lse.y));
+  }
+}
+
+// Hides scores by clearing P, not by S = −inf: that stays right for a negative or zero scale, and it
+// removes what exp(0 − lse) made of zero-filled key columns, which overflows for lse < −88.
+// first_row_*: the first visible column of the fragment's upper and lower row, from the thread's own.
+template <int kSize>
+__device__ __forceinline__ void hide(float (&p)[kSize], int first_upper, int first_lower) {
+#pragma unroll
+  for (int i = 0; i < kSize; i += 4) {
+    if (2 * i < first_upper) p[i] = 0.f;
+    if (2 * i + 1 < first_upper) p[i + 1] = 0.f;
+    if (2 * i < first_lower) p[i + 2] = 0.f;
+    if (2 * i + 1 < first_lower) p[i + 3] = 0.f;
+  }
+}
+
+// dP becomes dS = P ∘ (dP − delta), not yet scaled by softmax_scale.
+template <int kSize>
+__device__ __forceinline__ void score_gradients(float (&dp)[kSize], float const (&p)[kSize],
+                                                float const* delta) {
+#pragma unroll
+  for (int i = 0; i < kSize; i += 4) {
+    float2 const d = *reinterpret_cast<float2 const*>(delta + 2 * i);
+    dp[i] = p[i] * (dp[i] - d.x);
+    dp[i + 1] = p[i + 1] * (dp[i + 1] - d.y);
+    dp[i + 2] = p[i + 2] * (dp[i + 2] - d.x);
+    dp[i + 3] = p[i + 3] * (dp[i + 3] - d.y);
+  }
+}
+
+// Two fp32 values to one register of two 16-bit elements, round to nearest even.
+template <typename Element>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  cutlass::NumericArrayConverter<Element, float, 2> convert;
+  cutlass::Array<Element, 2> const pair = convert(cutlass::Array<float, 2>{low, high});
+  return reinterpret_cast<uint32_t const&>(pair);
+}
+
+// A fragment in 16 bit. The order of the accumulator fragment is that of the A operand fragment of the
+// next product: pairs of columns become pairs of k.
+template <typename Element, int kSize>
+__device__ __forceinline__ void to_operand(uint32_t (&packed)[kSize / 2], float const (&x)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize / 2; ++i) packed[i] = pack<Element>(x[2 * i], x[2 * i + 1]);
+}
+
+}  // namespace dash
