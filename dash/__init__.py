@@ -1,10 +1,10 @@
 """dash: the backward pass of attention on Hopper GPUs, bit for bit the same on every run.
 
-    torch.ops.dash.attention_bwd    the operator (dash.ops)
-    dash.attention                  attention that is differentiable through it (dash.interface)
-    dash.plan                       what will run, and the fingerprint of its order (dash.plan)
-    dash.schedule                   the schedules as graphs: build, simulate, draw
-    python -m dash                  doctor | bench | verify | demo | schedule
+torch.ops.dash.attention_bwd    the operator (dash.ops)
+dash.attention                  attention that is differentiable through it (dash.interface)
+dash.plan                       what will run, and the fingerprint of its order (dash.plan)
+dash.schedule                   the schedules as graphs: build, simulate, draw
+python -m dash                  doctor | bench | verify | demo | schedule
 """
 
 import importlib

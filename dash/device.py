@@ -35,7 +35,7 @@ class DeviceModel:
 H200 = DeviceModel("model of an H200", _H200_SMS)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def is_hopper(index: int) -> bool:
     """Whether CUDA device ``index`` can run the kernels (sm_90a)."""
     return torch.version.hip is None and torch.cuda.get_device_capability(index) == HOPPER
@@ -49,14 +49,14 @@ def default_device() -> torch.device:
 
 
 def device_model(device: torch.device, dtype: torch.dtype, head_dim: int) -> DeviceModel:
-    """The model of ``device`` for the kernel of (``dtype``, ``head_dim``); an H200's for the CPU."""
+    """The model of ``device`` for the kernel of ``dtype`` and ``head_dim``; the CPU's: an H200."""
     if device.type != "cuda":
         return H200
     index = torch.cuda.current_device() if device.index is None else device.index
     return _cuda_model(index, dtype_name(dtype), head_dim)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _cuda_model(index: int, dtype: str, head_dim: int) -> DeviceModel:
     properties = torch.cuda.get_device_properties(index)
     if extension().HAS_KERNELS and is_hopper(index):

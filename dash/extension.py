@@ -1,7 +1,7 @@
 """The compiled module ``dash._C``, loaded on first use.
 
-``import dash`` and ``python -m dash doctor`` work where the module was never built, so that they can
-say so; everything else asks here and gets the module or an error that says what to do.
+``import dash`` and ``python -m dash doctor`` work where the module was never built, so that they
+can say so; everything else asks here and gets the module or an error that says what to do.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def plain_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax over a block of query rows at a time, in fp32 (fp64 for fp64 inputs)."""
-    batch, seqlen_q, heads, head_dim = q.shape
+    _batch, seqlen_q, heads, _head_dim = q.shape
     seqlen_k, kv_heads = k.shape[1:3]
     precision = torch.promote_types(q.dtype, torch.float32)
     # (batch, kv_heads, group, seqlen_q, head_dim) and (batch, kv_heads, 1, seqlen_k, head_dim)

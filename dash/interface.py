@@ -82,7 +82,9 @@ def _attention_fwd_fake(
     return q.new_empty(q.shape), lse
 
 
-def _save_for_backward(ctx: object, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _save_for_backward(
+    ctx: object, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]
+) -> None:
     q, k, v, ctx.softmax_scale, ctx.causal, ctx.strategy = inputs
     out, lse = output
     ctx.save_for_backward(q, k, v, out, lse)

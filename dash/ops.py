@@ -5,11 +5,12 @@
         -> (Tensor dq, Tensor dk, Tensor dv)
 
 ``dout``, ``q``, ``out`` are ``(batch, seqlen_q, heads, head_dim)``; ``k``, ``v`` are ``(batch,
-seqlen_k, kv_heads, head_dim)``; all bfloat16 or all float16, any strides. ``softmax_lse`` is float32
-``(batch, heads, seqlen_q)`` or ``(batch, heads, seqlen_q, 1)``: the natural log of the sum of exp of
-the scaled scores, ±inf for a row without keys. ``softmax_scale`` defaults to ``head_dim ** -0.5``;
-``causal`` is bottom-right aligned. The outputs are new, contiguous, and bit for bit the same on
-every call. ``dash.support`` raises before anything is launched for what is not supported.
+seqlen_k, kv_heads, head_dim)``; all bfloat16 or all float16, any strides. ``softmax_lse`` is
+float32 ``(batch, heads, seqlen_q)`` or ``(batch, heads, seqlen_q, 1)``: the natural log of the sum
+of exp of the scaled scores, ±inf for a row without keys. ``softmax_scale`` defaults to
+``head_dim ** -0.5``; ``causal`` is bottom-right aligned. The outputs are new, contiguous, and bit
+for bit the same on every call. ``dash.support`` raises for what is not supported, before anything
+is launched.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def tma_ready(t: torch.Tensor) -> torch.Tensor:
     """
     strides_fit = all(
         size == 1 or (stride > 0 and stride % _TMA_STRIDE_ELEMENTS == 0)
-        for size, stride in zip(t.shape[:3], t.stride()[:3])
+        for size, stride in zip(t.shape[:3], t.stride()[:3], strict=True)
     )
     if strides_fit and t.stride(3) == 1 and t.data_ptr() % _TMA_ALIGNMENT_BYTES == 0:
         return t
@@ -181,6 +182,7 @@ def _view(t: torch.Tensor) -> tuple[int, int, int, int]:
     """
     dense = (t.shape[1] * t.shape[2] * t.shape[3], t.shape[2] * t.shape[3], t.shape[3])
     strides = (
-        like if size == 1 else stride for size, stride, like in zip(t.shape, t.stride(), dense)
+        like if size == 1 else stride
+        for size, stride, like in zip(t.shape[:3], t.stride()[:3], dense, strict=True)
     )
     return (t.data_ptr(), *strides)

@@ -241,11 +241,7 @@ def _chains(strategy: str, problem: object) -> list[tuple[tuple[int, int], list[
     """((kv_head, kv_tile), [(q_tile, turn), …]) of every chain, in launch order."""
     tickets = range(extension().num_tickets(strategy, problem))
     played = (extension().ticket(strategy, problem, ticket) for ticket in tickets)
-    return [
-        ((kv_head, kv_tile), rows)
-        for chains in played
-        for _, kv_head, kv_tile, rows in chains
-    ]
+    return [((kv_head, kv_tile), rows) for chains in played for _, kv_head, kv_tile, rows in chains]
 
 
 def _as_device(device: torch.device | str | int) -> torch.device:

@@ -105,7 +105,7 @@ def attention_bwd(
     dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype) for t in (q, k, v))
     grouped_dq = dq.unflatten(2, (problem.kv_heads, problem.group))
     for chains, pairs in _pairs_by_order(plan.strategy, problem).items():
-        batches, kv_heads = (torch.tensor(index) for index in zip(*pairs))
+        batches, kv_heads = (torch.tensor(index) for index in zip(*pairs, strict=True))
         heads = _gather(dout, q, k, v, out, softmax_lse, problem, batches, kv_heads)
         head_dq, head_dk, head_dv = _play(chains, heads, problem, softmax_scale)
         # (n, group, seqlen, head_dim) → (n, seqlen, group, head_dim)
@@ -192,7 +192,7 @@ def _play(
             q, dout = heads.q[:, :, r].double(), heads.dout[:, :, r].double()
             lse_log2 = heads.lse_log2[:, :, r, None]
             visible = _visible(q_tile, kv_tile, problem) & (lse_log2 != torch.inf)
-            # P and dS are (n, group, tile_q, tile_kv), rounded to the dtype where they are operands.
+            # P and dS are (n, group, tile_q, tile_kv); as operands they are rounded to the dtype.
             s = _product(q, k.mT)
             p = torch.exp2(s * (softmax_scale * LOG2_E) - lse_log2)
             p = torch.where(visible, p, 0.0)

@@ -79,7 +79,7 @@ def reasons(
 
 
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **rest: object) -> None:
-    """Raises ``UnsupportedError`` with every reason that ``reasons`` finds for the same arguments."""
+    """Raises ``UnsupportedError`` with all that ``reasons`` finds for the same arguments."""
     found = reasons(q, k, v, **rest)  # type: ignore[arg-type]
     if found:
         raise UnsupportedError(found)

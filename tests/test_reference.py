@@ -81,7 +81,7 @@ def gradients(inputs: tuple[torch.Tensor, ...], causal: bool, dtype: torch.dtype
 
 def assert_accurate(got: tuple, exact: tuple, plain: tuple) -> None:
     """DESIGN §6: max|x - ref| ≤ 2·max|pt - ref| + 2·max|((ref + 0.3) - 0.3) - ref|."""
-    for name, x, ref, pt in zip(("dq", "dk", "dv"), got, exact, plain):
+    for name, x, ref, pt in zip(("dq", "dk", "dv"), got, exact, plain, strict=True):
         rounded = ref.to(x.dtype)
         allowed = 2 * (pt.double() - ref).abs().max()
         allowed += 2 * ((rounded + 0.3 - 0.3).double() - rounded.double()).abs().max()
@@ -173,7 +173,7 @@ def test_rows_without_keys_are_exact_zeros_whatever_they_hold(junk) -> None:
         if strategy not in accepted_strategies(square):
             continue
         wanted = backward(square, last, out[:, 256:], lse[:, :, 256:], strategy=strategy)
-        for got, want in zip((dq[:, 256:], dk, dv), wanted):
+        for got, want in zip((dq[:, 256:], dk, dv), wanted, strict=True):
             assert torch.equal(got, want), strategy
 
 
@@ -203,7 +203,7 @@ def test_tails_leave_their_neighbours_alone(seqlen) -> None:
     out, lse = out.to(case.dtype), lse.float()
     wanted = backward(case, inputs, out, lse)
     got = backward(case, tuple(guarded(t) for t in inputs), guarded(out), lse)
-    for x, want in zip(got, wanted):
+    for x, want in zip(got, wanted, strict=True):
         assert torch.equal(x, want)
 
 
@@ -218,12 +218,12 @@ def test_lse_of_a_dead_row_hides_the_row() -> None:
     out[:, 5], out[:, 77], lse[..., 5], lse[..., 77] = torch.nan, torch.inf, torch.inf, -torch.inf
     dq, dk, dv = backward(case, inputs, out, lse)
     assert not dq[:, [5, 77]].any()
-    for got, want in zip((dq, dk, dv), wanted):
+    for got, want in zip((dq, dk, dv), wanted, strict=True):
         assert torch.equal(got, want)
 
 
-# ---- Order. With q = 0 (or k = 0) all scores are 0, and lse = 0 makes P exactly 1: every product is
-# a power of two, exact in bf16 and fp32, and only the order of the sums is left to show.
+# ---- Order. With q = 0 (or k = 0) all scores are 0, and lse = 0 makes P exactly 1: every product
+# is a power of two, exact in bf16 and fp32, and only the order of the sums is left to show.
 
 
 def order_revealing(count: int, columns: int, seed: int) -> torch.Tensor:
@@ -373,10 +373,10 @@ def test_repeats_and_batches_are_bitwise_equal(causal) -> None:
     for strategy in accepted_strategies(case):
         first = backward(case, inputs, out, lse, strategy=strategy)
         again = backward(case, inputs, out, lse, strategy=strategy)
-        assert all(torch.equal(a, b) for a, b in zip(first, again))
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
         one = tuple(t[1:2] for t in inputs)
         alone = backward(case, one, out[1:2], lse[1:2], strategy=strategy)
-        assert all(torch.equal(a[1:2], b) for a, b in zip(first, alone)), strategy
+        assert all(torch.equal(a[1:2], b) for a, b in zip(first, alone, strict=True)), strategy
 
 
 def test_the_cpu_walks_the_strategy_it_was_given() -> None:
