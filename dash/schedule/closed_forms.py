@@ -1,0 +1,55 @@
+"""What the longest path must be, by hand, for the problems that a formula covers.
+
+``n`` KV tiles, ``m = n·q`` q tiles, ``h`` heads, a step of ``s = compute + reduce``. All formulas
+are for square problems whose heads tile the SMs exactly. Derivations: docs/schedules.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ClosedForm(NamedTuple):
+    sms: int
+    time: float
+
+
+def closed_form(strategy: str, problem: object, compute: float, reduce: float) -> ClosedForm | None:
+    """The SMs that the formula is for and the time on them; None where there is no formula.
+
+    =================  =====================================  =====================================
+    strategy           on n SMs                               where
+    =================  =====================================  =====================================
+    ascending          h·m·s + (n − 1)·reduce                 both masks: causal idles half of them
+    descending         h·(n + 1)·q·s / 2 + (n − 1)·reduce     h even, reduce ≤ compute
+    spt                m·s                                    h = 1
+    shift              h·m·s                                  one group
+    symmetric_shift    h·(n + 1)·q·s / 2                      h and n even
+    zigzag             h·(n + 1)·q·s / 2                      h even, one head a block
+    =================  =====================================  =====================================
+    """
+    n, m, h = problem.kv_tiles, problem.q_tiles, problem.batch * problem.kv_heads
+    if problem.seqlen_q != problem.seqlen_k or problem.seqlen_q % problem.tile_kv or m % n:
+        return None
+    step = (compute + reduce) * problem.group
+    last_turn = (n - 1) * reduce
+    triangle = h * (n + 1) * (m // n) * step / 2
+    even = h % 2 == 0
+    forms = {
+        "ascending": h * m * step + last_turn,
+        "descending": triangle + last_turn if even and reduce <= compute else None,
+        "spt": m * step if h == 1 else None,
+        "shift": h * m * step if n <= 64 and m * problem.group >= 2 * n else None,
+        "symmetric_shift": triangle if even and n % 2 == 0 else None,
+        "zigzag": triangle if even and problem.kv_heads % 2 == 0 and n > 64 else None,
+    }
+    time = forms.get(strategy)
+    return None if time is None else ClosedForm(n, time)
+
+
+def lower_bound(problem: object, sms: int, compute: float, reduce: float) -> float:
+    """No schedule is faster: all the work spread evenly, and the longest chain."""
+    rows = [problem.q_tiles - problem.first_q_tile(i) for i in range(problem.kv_tiles)]
+    step = (compute + reduce) * problem.group
+    heads = problem.batch * problem.kv_heads
+    return max(heads * sum(rows) * step / sms, max(rows) * step)

@@ -1,0 +1,331 @@
+"""The model of dash.schedule: closed forms, Lemma 1, deadlocks and the measured ranking."""
+
+import json
+import math
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dash import _C
+from dash.schedule import (
+    H200,
+    Machine,
+    Play,
+    closed_form,
+    lower_bound,
+    simulate,
+    slack,
+    square,
+)
+
+graph = pytest.importorskip("dash.schedule.graph", reason="needs networkx")
+
+MANY_CTAS = 2**31 - 1
+
+
+def problem_of(n, q, heads, causal, **rest):
+    return square(n, q, heads=heads, causal=causal, **rest)
+
+
+# ---- closed forms: SCHEDULES.md §4, property 5 --------------------------------------------
+
+COVERED = [
+    ("ascending", False),
+    ("ascending", True),
+    ("descending", True),
+    ("spt", True),
+    ("shift", False),
+    ("symmetric_shift", True),
+]
+
+
+SIZES = [
+    (strategy, causal, n, q, heads)
+    for strategy, causal in COVERED
+    for n in (2, 3, 6, 8)
+    for q in (1, 2, 4)
+    for heads in (1, 2, 4)
+    if closed_form(strategy, problem_of(n, q, heads, causal), 1, 1) is not None
+]
+
+
+@pytest.mark.parametrize(("strategy", "causal", "n", "q", "heads"), SIZES)
+def test_longest_path_is_the_closed_form(strategy, causal, n, q, heads):
+    problem = problem_of(n, q, heads, causal)
+    play = Play.of(strategy, problem)
+    for compute, reduce in [(1, 0), (3, 1), (5, 5), (7, 0.5)]:
+        form = closed_form(strategy, problem, compute, reduce)
+        run = simulate(play, Machine.paper(form.sms, compute, reduce))
+        assert graph.longest_path(graph.of_run(run)) == pytest.approx(form.time, rel=1e-12)
+        assert run.time == pytest.approx(form.time, rel=1e-12)
+        assert form.time >= lower_bound(problem, form.sms, compute, reduce) * (1 - 1e-12)
+
+
+def test_zigzag_meets_the_bound_of_the_causal_mask():
+    problem = problem_of(66, 1, 2, True)
+    form = closed_form("zigzag", problem, 3, 1)
+    run = simulate(Play.of("zigzag", problem), Machine.paper(form.sms, 3, 1))
+    assert run.time == form.time == lower_bound(problem, form.sms, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "causal", "heads"), [("shift", False, 3), ("symmetric_shift", True, 4)]
+)
+def test_shifts_are_optimal_where_heads_tile_the_chip(strategy, causal, heads):
+    problem = problem_of(8, 2, heads, causal)
+    form = closed_form(strategy, problem, 3, 1)
+    assert form.time == lower_bound(problem, form.sms, 3, 1)
+
+
+# ---- Lemma 1: property 6 ------------------------------------------------------------------
+
+
+def lockstep(strategy, problem):
+    """The graph with as many SMs as a head has tickets, each playing its place in every head."""
+    play = Play.of(strategy, problem)
+    heads = problem.batch * problem.kv_heads
+    assignment = graph.fixed_assignment(play, len(play.tickets) // heads)
+    return graph.build(play, assignment, compute=3, reduce=1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 13])
+@pytest.mark.parametrize("q", [2, 4])
+def test_lemma_1_holds_for_shift(n, q):
+    built = lockstep("shift", problem_of(n, q, 3, False))
+    assert graph.lemma_1_violations(built) == []
+    assert graph.longest_path(built) == max(graph.depths(built).values())
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 8, 9])
+@pytest.mark.parametrize("q", [1, 2, 4])
+@pytest.mark.parametrize("missing", [0, 1, 100, 127])
+def test_lemma_1_holds_for_symmetric_shift_even_ragged(n, q, missing):
+    problem = _C.Problem(
+        batch=1,
+        heads=2,
+        kv_heads=2,
+        seqlen_q=n * 128 - missing,
+        seqlen_k=n * 128 - missing,
+        causal=True,
+        tile_q=128 // q,
+        tile_kv=128,
+    )
+    built = lockstep("symmetric_shift", problem)
+    # Heads follow each other on the same SMs; a ragged head ends unevenly, so look at one only.
+    first_head = [v for v in built if v.ticket < (n + 1) // 2]
+    alone = built.subgraph(first_head)
+    assert graph.lemma_1_violations(alone) == []
+    assert graph.longest_path(alone) == max(graph.depths(alone).values())
+
+
+def test_lemma_1_fails_for_ascending_and_its_path_is_longer():
+    built = lockstep("ascending", problem_of(6, 1, 1, False))
+    assert graph.lemma_1_violations(built)
+    assert graph.longest_path(built) > max(graph.depths(built).values())
+
+
+# ---- progress: property 4, in time --------------------------------------------------------
+
+
+@st.composite
+def cases(draw):
+    tile_q, tile_kv = draw(st.sampled_from([(128, 128), (64, 128), (32, 128)]))
+    causal = draw(st.booleans())
+    kv_heads = draw(st.integers(1, 3))
+    seqlen_k = draw(st.integers(1, 12 * tile_kv))
+    same = draw(st.booleans())
+    return _C.Problem(
+        batch=draw(st.integers(1, 2)),
+        heads=kv_heads * draw(st.integers(1, 2)),
+        kv_heads=kv_heads,
+        seqlen_q=seqlen_k if same else draw(st.integers(1, 12 * tile_kv)),
+        seqlen_k=seqlen_k,
+        causal=causal,
+        tile_q=tile_q,
+        tile_kv=tile_kv,
+    )
+
+
+machines = st.builds(
+    Machine,
+    sms=st.integers(1, 20),
+    compute=st.sampled_from([1.0, 10.0]),
+    copy=st.sampled_from([0.0, 3.0, 20.0]),
+    release=st.sampled_from([0.0, 5.0]),
+    acquire=st.sampled_from([0.0, 5.0]),
+    writers=st.integers(0, 3),
+    buffers=st.integers(1, 3),
+    chain_overhead=st.sampled_from([0.0, 30.0]),
+    take=st.sampled_from(["finished", "fixed"]),
+)
+
+
+@pytest.mark.parametrize("strategy", _C.strategies())
+@settings(max_examples=60, deadline=None)
+@given(problem=cases(), machine=machines)
+def test_never_stuck_where_accepted_and_stuck_where_one_cta_is_missing(strategy, problem, machine):
+    assume(_C.why_not(strategy, problem, MANY_CTAS) is None)
+    play = Play.of(strategy, problem)
+    run = simulate(play, machine)
+    accepted = _C.why_not(strategy, problem, machine.sms) is None
+    assert run.stuck == (not accepted)
+    if accepted:
+        assert sorted(t for tickets in run.tickets_of for t in tickets) == list(
+            range(len(play.tickets))
+        )
+        assert run.time >= machine.ideal(play.num_steps, play.num_chains) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("strategy", [s for s in _C.strategies() if not _C.is_cyclic(s)])
+@settings(max_examples=40, deadline=None)
+@given(problem=cases(), machine=machines, ahead=st.integers(1, 6))
+def test_acyclic_schedules_may_take_tickets_ahead(strategy, problem, machine, ahead):
+    assume(_C.why_not(strategy, problem, MANY_CTAS) is None)
+    run = simulate(Play.of(strategy, problem), machine.with_(take="ahead", ahead=ahead))
+    assert not run.stuck
+
+
+def test_a_cyclic_schedule_may_not_take_tickets_ahead_from_a_counter():
+    """SM 0, an instant earlier than the others, would hold both chains of the group: the second
+    behind the first, which waits for it. Dealt out round robin, it never holds two of a group."""
+    play = Play.of("shift", problem_of(2, 2, 2, False))
+    for sms in (2, 3, 5):
+        assert simulate(play, H200.with_(sms=sms, take="ahead", ahead=3)).stuck
+        assert not simulate(play, H200.with_(sms=sms, take="fixed")).stuck
+        assert not simulate(play, H200.with_(sms=sms)).stuck
+
+
+def test_a_stuck_run_says_who_waits_for_what():
+    play = Play.of("shift", problem_of(3, 2, 1, False))
+    run = simulate(play, Machine.paper(2))
+    assert run.stuck
+    assert {blocked.sm for blocked in run.blocked} == {0, 1}
+    for blocked in run.blocked:
+        assert blocked.counter < blocked.step.turn
+
+
+# ---- the ranking on an H200: SCHEDULES.md §5 ----------------------------------------------
+
+# (step cycles, mask, q, n, heads, strategy, writers) -> time over ideal. Rows of
+# h200_skeleton.csv, measured on an H200 by tools/ordered_reduce_skeleton.cu; "symmetric" there is
+# symmetric_shift here. Its shift is our shift where that has one group.
+MEASURED = {
+    (4000, "full", 2, 4, 512, "ascending", 2): 1.365,
+    (4000, "full", 2, 4, 512, "shift", 2): 1.213,
+    (4000, "full", 2, 16, 128, "ascending", 1): 1.281,
+    (4000, "full", 2, 16, 128, "ascending", 2): 1.292,
+    (4000, "full", 2, 16, 128, "shift", 1): 1.126,
+    (4000, "full", 2, 16, 128, "shift", 2): 1.110,
+    (4000, "causal", 2, 4, 512, "descending", 2): 1.531,
+    (4000, "causal", 2, 4, 512, "spt", 2): 1.315,
+    (4000, "causal", 2, 4, 512, "zigzag", 2): 1.294,
+    (4000, "causal", 2, 4, 512, "symmetric_shift", 2): 1.199,
+    (4000, "causal", 2, 16, 128, "ascending", 2): 2.326,
+    (4000, "causal", 2, 16, 128, "descending", 2): 1.499,
+    (4000, "causal", 2, 16, 128, "spt", 2): 1.184,
+    (4000, "causal", 2, 16, 128, "zigzag", 2): 1.115,
+    (4000, "causal", 2, 16, 128, "symmetric_shift", 2): 1.114,
+    (3000, "causal", 2, 16, 128, "spt", 1): 1.458,
+    (3000, "causal", 2, 16, 128, "spt", 2): 1.225,
+    (3000, "causal", 2, 16, 128, "zigzag", 2): 1.167,
+}
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    plays, times = {}, {}
+    for key in MEASURED:
+        step, mask, q, n, heads, strategy, writers = key
+        order = (mask, q, n, heads, strategy)
+        if order not in plays:
+            plays[order] = Play.of(strategy, problem_of(n, q, heads, mask == "causal"))
+        machine = H200.with_(compute=step, writers=writers)
+        times[key] = simulate(plays[order], machine).over_ideal
+    return times
+
+
+def test_simulator_ranks_strategies_as_measured(predicted):
+    """Within one problem and protocol, whoever was faster by more than 2% is predicted so."""
+    for slow, slow_time in MEASURED.items():
+        for fast, fast_time in MEASURED.items():
+            same = slow[:5] == fast[:5] and slow[6] == fast[6]
+            if same and slow_time > 1.02 * fast_time:
+                assert predicted[slow] > predicted[fast], (slow, fast)
+
+
+def test_simulator_sees_what_a_second_writer_brings(predicted):
+    key = (3000, "causal", 2, 16, 128, "spt")
+    assert predicted[(*key, 1)] > 1.2 * predicted[(*key, 2)]
+
+
+def test_simulator_is_close(predicted):
+    errors = [math.log(predicted[key] / MEASURED[key]) for key in MEASURED]
+    assert math.sqrt(sum(e * e for e in errors) / len(errors)) < 0.05
+    assert max(map(abs, errors)) < 0.12
+
+
+# ---- slack, drawings, traces --------------------------------------------------------------
+
+
+def test_slack_of_shift_is_its_spacing_and_of_ascending_is_none():
+    assert slack(Play.of("shift", problem_of(8, 2, 1, False)), 8).least == 2
+    assert slack(Play.of("shift", problem_of(8, 4, 1, False)), 8).least == 4
+    grouped = slack(Play.of("shift", problem_of(8, 2, 8, False, kv_heads=2)), 8)
+    assert grouped.least == 8, "a row is as many steps as the group has heads"
+    assert slack(Play.of("ascending", problem_of(8, 2, 1, False)), 8).tight == 1.0
+
+
+def test_trace_and_gantt_are_written(tmp_path):
+    from dash.schedule import trace
+
+    run = simulate(Play.of("spt", problem_of(4, 2, 2, True)), H200.with_(sms=4), record=True)
+    assert len(run.steps) == run.play.num_steps
+    trace.write(run, tmp_path / "run.json")
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    computes = [e for e in events if e["ph"] == "X" and e["name"].startswith("KV")]
+    assert len(computes) == run.play.num_steps
+    assert {e["pid"] for e in computes} == {0, 1, 2, 3}
+    with pytest.raises(ValueError, match="record=True"):
+        trace.write(simulate(run.play, run.machine), tmp_path / "none.json")
+
+    pytest.importorskip("matplotlib")
+    from dash.schedule import gantt
+
+    gantt.write(run, tmp_path / "run.svg")
+    assert (tmp_path / "run.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_table_lists_every_strategy():
+    pytest.importorskip("rich")
+    from dash.schedule import table
+
+    lines = table.compare(problem_of(4, 2, 4, True), H200.with_(sms=4))
+    assert [line.strategy for line in lines] == list(_C.strategies())
+    assert {line.strategy for line in lines if line.refusal} == {"shift"}
+    assert all(line.over_ideal >= 1 for line in lines if not line.refusal)
+    assert table.render(problem_of(4, 2, 4, True), H200, lines).row_count == len(lines)
+
+
+def test_command_compares_draws_and_refuses(tmp_path):
+    typer = pytest.importorskip("typer")
+    testing = pytest.importorskip("typer.testing")
+    from dash.cli.schedule import schedule
+
+    app = typer.Typer()
+    app.command()(schedule)
+
+    def call(*arguments):
+        small = ("--kv-tiles", "4", "--heads", "4", "--sms", "8")
+        return testing.CliRunner().invoke(app, [*small, *arguments], env={"COLUMNS": "120"})
+
+    compared = call("--mask", "full")
+    assert compared.exit_code == 0
+    assert all(name in compared.output for name in _C.strategies())
+    path = tmp_path / "zigzag.json"
+    traced = call("--strategy", "zigzag", "--format", "trace", "--out", str(path))
+    assert traced.exit_code == 0
+    assert "traceEvents" in json.loads(path.read_text())
+    refused = call("--strategy", "shift", "--format", "trace")
+    assert refused.exit_code == 2
+    assert "full mask" in refused.output
