@@ -1,4 +1,4 @@
-"""setuptools' build backend, which also asks for CUTLASS and NVIDIA's compiler where they are missing.
+"""setuptools' build backend; it also asks for CUTLASS and NVIDIA's compiler if missing.
 
 `pip install .` puts them into its own build environment. DASH_KERNELS=OFF asks for neither.
 """

@@ -11,7 +11,7 @@ venv=$2
 say() { printf 'dash: %s\n' "$*"; }
 fail() { say "$*" >&2; exit 1; }
 
-command -v "$python" >/dev/null || fail "no $python found; name one with: make PYTHON=/path/to/python3"
+command -v "$python" >/dev/null || fail "no $python found; name one: make PYTHON=/path/to/python3"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
   fail "$python is $("$python" -V 2>&1); Python 3.10 or newer is needed (make PYTHON=…)"
 
@@ -56,24 +56,24 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
   if [ -n "${TORCH:-}" ]; then
     # shellcheck disable=SC2086
-    pip install -q $TORCH
+    pip install -qq $TORCH
   elif nvidia-smi -L >/dev/null 2>&1; then
     say "installing torch"
-    pip install -q torch
+    pip install -qq torch
   else
     say "installing torch 2.13.0"
-    pip install -q torch==2.13.0 || pip install -q torch
+    pip install -qq torch==2.13.0 || pip install -qq torch
   fi
 fi
 
 say "installing build and test tools"
 # shellcheck disable=SC2046
-pip install -q --no-deps $("$venv/bin/python" cmake/requirements.py tools)
+pip install -qq --no-deps $("$venv/bin/python" cmake/requirements.py tools)
 kernels=$("$venv/bin/python" cmake/requirements.py kernels)
 if [ -n "$kernels" ] && [ "${DASH_KERNELS:-AUTO}" != OFF ]; then
   say "installing for the kernels:" $kernels
   # shellcheck disable=SC2086
-  pip install -q --no-deps $kernels || say "not to be had here: building the host part alone" >&2
+  pip install -qq --no-deps $kernels || say "not to be had here: building the host part alone" >&2
 fi
 say "building dash (a few minutes the first time)"
-pip install -q --no-build-isolation --no-cache-dir -e '.[cli,plot,dev]'
+pip install -qq --no-build-isolation --no-cache-dir -e '.[cli,plot,dev]'

@@ -38,7 +38,7 @@ target_sources(_C PRIVATE $<TARGET_OBJECTS:dash_kernels>)
 set_target_properties(_C PROPERTIES LINKER_LANGUAGE CUDA CUDA_ARCHITECTURES OFF)
 target_link_options(_C PRIVATE LINKER:--exclude-libs,ALL)
 
-# What ptxas said lies beside the module as <module>.ptxas.log, for tests/test_build.py and for readers.
+# What ptxas said lies beside the module as <module>.ptxas.log, for tests/test_build.py.
 set(log_folder "${CMAKE_BINARY_DIR}/ptxas")
 set_target_properties(dash_kernels PROPERTIES
   CUDA_COMPILER_LAUNCHER "sh;${PROJECT_SOURCE_DIR}/cmake/keep_log.sh;${log_folder}")

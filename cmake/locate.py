@@ -1,8 +1,8 @@
-"""Print where a thing that the build needs lies, as the given Python sees it; nothing if it is absent.
+"""Print where a thing that the build needs lies, as this Python sees it; nothing if it is absent.
 
     python cmake/locate.py pybind11|cutlass|nvcc
 
-Standard library only: it runs before anything is installed. The order of places is the documented one.
+Standard library only: it runs before anything is installed.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ def package_folders(name: str) -> list[Path]:
 
 
 def pybind11() -> Path | None:
-    """The folder that holds pybind11/pybind11.h. Torch carries a copy, for machines with no other."""
+    """The folder that holds pybind11/pybind11.h; Torch carries a copy, where no other is."""
     folders = [folder / "include" for folder in package_folders("pybind11")]
     folders += [folder / "include" for folder in package_folders("torch")]
     return next((it for it in folders if (it / "pybind11" / "pybind11.h").is_file()), None)
