@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import locate  # noqa: E402
+import locate
 
 TOOLS = ["setuptools>=77", "wheel", "pybind11>=2.13", "cmake>=3.25", "ninja"]
 CUTLASS = ["nvidia-cutlass==4.2.0.0"]
