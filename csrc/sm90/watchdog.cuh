@@ -1,5 +1,5 @@
 // A hang looks like a slow kernel. In a build with DASH_WATCHDOG every spin owns a Watchdog: after
-// about four seconds it names the fact it waited for, with two numbers, and traps.
+// four seconds it names the fact it waited for, with two numbers, and traps.
 #pragma once
 
 #include <cstdio>
@@ -10,17 +10,24 @@ namespace dash {
 class Watchdog {
  public:
   __device__ Watchdog(char const* fact, int first, int second)
-      : fact_(fact), first_(first), second_(second), start_(clock64()) {}
+      : fact_(fact), first_(first), second_(second), start_(nanoseconds()) {}
 
   __device__ void check() const {
-    if (clock64() - start_ < kLimitCycles) return;
+    if (nanoseconds() - start_ < kLimit) return;
     printf("dash watchdog: block %d thread %d waits for %s (%d, %d)\n", blockIdx.x, threadIdx.x,
            fact_, first_, second_);
     __trap();
   }
 
  private:
-  static constexpr long long kLimitCycles = 1ll << 33;
+  static constexpr long long kLimit = 4'000'000'000;
+
+  __device__ static long long nanoseconds() {
+    long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+  }
+
   char const* fact_;
   int first_, second_;
   long long start_;
