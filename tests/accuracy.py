@@ -9,14 +9,13 @@ import functools
 from collections.abc import Iterator
 
 import torch
-
 from inputs import DEVICE, Gradients, Inputs, Shape
 
 CHUNK_SCORES = 2**27  # elements of one chunk's score matrices: 1 GiB each in fp64
 
 
 def by_kv_head(tensor: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """(batch, seqlen, heads, head_dim) → (batch · kv_heads, group, seqlen, head_dim), contiguous."""
+    """(batch, seqlen, heads, head_dim) → (batch · kv_heads, group, seqlen, head_dim)."""
     batch, seqlen, heads, head_dim = tensor.shape
     grouped = tensor.reshape(batch, seqlen, kv_heads, heads // kv_heads, head_dim)
     return grouped.permute(0, 2, 3, 1, 4).reshape(batch * kv_heads, -1, seqlen, head_dim)
@@ -106,7 +105,7 @@ def inputs_of(
     scale: float | None,
     causal: bool,
 ) -> tuple[Inputs, Gradients]:
-    """The op's inputs, with out and lse of an exact forward rounded once, and the fp64 gradients."""
+    """The op's inputs, with out and lse of an exact forward rounded once, and fp64 gradients."""
     value = q.shape[-1] ** -0.5 if scale is None else scale
     out, lse, *reference = exact_attention(q, k, v, dout, value, causal)
     inputs = Inputs(dout, q, k, v, out.to(q.dtype), lse.float(), scale, causal)
@@ -144,7 +143,7 @@ def assert_accurate(got: Gradients, reference: Gradients, plain: Gradients, what
     square must obey the same rule, with the dtype's rounding of a typical element for the slack.
     """
     for name, x, ref, pt in zip(("dq", "dk", "dv"), got, reference, plain, strict=True):
-        assert x.shape == ref.shape and x.dtype == pt.dtype, f"{what} {name}: shape or dtype"
+        assert (x.shape, x.dtype) == (ref.shape, pt.dtype), f"{what} {name}: shape or dtype"
         assert torch.isfinite(x).all(), f"{what} {name} is not finite"
         wrong, allowed = (x.double() - ref).abs(), (pt.double() - ref).abs()
         slack = rounding_slack(ref, x.dtype)

@@ -17,6 +17,11 @@ from dash import _C
 
 DEVICE = torch.device(os.environ.get("DASH_TEST_DEVICE", "cuda"))
 ON_GPU = DEVICE.type == "cuda"
+# CASES.md 5: (seqlen_q, seqlen_k), tile tails, skipped tiles that must still pass their turn on.
+CASE_5_LENGTHS = (
+    (1, 1), (64, 128), (128, 192), (239, 1), (799, 3), (113, 203), (108, 256), (384, 256),
+    (640, 128), (1023, 1024), (1024, 1023), (4096, 4096),
+)  # fmt: skip
 UNLIMITED = 2**30  # resident CTAs: leaves only the refusals that no chip could lift
 
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="streams, graphs and the allocator are the GPU's")
@@ -65,7 +70,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The op's arguments. Tensors ``(batch, seqlen, heads, head_dim)``, lse ``(batch, heads, seqlen_q)``."""
+    """The op's arguments: (batch, seqlen, heads, head_dim); lse (batch, heads, seqlen_q)."""
 
     dout: torch.Tensor
     q: torch.Tensor
