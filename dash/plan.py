@@ -36,6 +36,7 @@ class Plan:
         strategy: the schedule that will run.
         why: one sentence: asked for, or which rule of ``auto`` chose it.
         reasons: for each strategy not taken, a sentence that says why not.
+        alternatives: those of them that could run.
         tile_q, tile_kv: query rows a step and key rows a chain.
         chains: KV tiles over all batches and kv heads; each keeps its dK and dV in registers.
         tickets: units of launch, taken in order from a counter.
@@ -51,6 +52,7 @@ class Plan:
     strategy: str
     why: str
     reasons: Mapping[str, str]
+    alternatives: tuple[str, ...]
     tile_q: int
     tile_kv: int
     chains: int
@@ -157,11 +159,22 @@ def cached_plan(
     refusal = strategy_reason(name, problem, resident)
     if refusal is not None:
         raise UnsupportedError([refusal])
+    against = {
+        other: strategy_reason(other, problem, resident)
+        for other in extension().strategies()
+        if other != name
+    }
     tickets = extension().num_tickets(name, problem)
     return Plan(
         strategy=name,
         why=why,
-        reasons=MappingProxyType(_reasons_against_others(name, why, problem, resident)),
+        reasons=MappingProxyType(
+            {
+                other: text or f"could run; {name} was taken ({why})"
+                for other, text in against.items()
+            }
+        ),
+        alternatives=tuple(other for other, text in against.items() if text is None),
         tile_q=problem.tile_q,
         tile_kv=problem.tile_kv,
         chains=problem.chains,
@@ -202,17 +215,6 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
             return name, f"auto: first for a {mask} mask{skipped}"
         skipped += f" after {name}, which was refused"
     raise UnsupportedError([f"strategy is 'auto'; none for a {mask} mask may run {problem}"])
-
-
-def _reasons_against_others(
-    taken: str, why: str, problem: object, resident_ctas: int
-) -> dict[str, str]:
-    against = {}
-    for name in extension().strategies():
-        if name != taken:
-            refusal = strategy_reason(name, problem, resident_ctas)
-            against[name] = refusal or f"could run; {taken} was taken ({why})"
-    return against
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,0 +1,126 @@
+"""Attention problems of the command line: their options, inputs, and cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import typer
+
+from dash.device import default_device, dtype_name
+from dash.forward import choose_forward
+
+Batch = Annotated[int, typer.Option(help="Sequences.")]
+Seqlen = Annotated[int, typer.Option(help="Query rows of a sequence.")]
+SeqlenK = Annotated[int | None, typer.Option(help="Key rows of a sequence; as many as --seqlen.")]
+Heads = Annotated[int, typer.Option(help="Query heads.")]
+KvHeads = Annotated[int | None, typer.Option(help="Key and value heads; as many as --heads.")]
+HeadDim = Annotated[int, typer.Option(help="A multiple of 8 up to 128.")]
+DType = Annotated[str, typer.Option(help="bfloat16 or float16.")]
+Causal = Annotated[bool, typer.Option(help="Bottom-right aligned causal mask, or none.")]
+Strategy = Annotated[str, typer.Option(help="Order of the sums; 'auto' lets the plan choose.")]
+Seed = Annotated[int, typer.Option(help="Seed of the inputs.")]
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One attention; ``q`` is ``(batch, seqlen_q, heads, head_dim)``."""
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    causal: bool
+
+    @property
+    def q(self) -> tuple[int, int, int, int]:
+        return self.batch, self.seqlen_q, self.heads, self.head_dim
+
+    @property
+    def kv(self) -> tuple[int, int, int, int]:
+        return self.batch, self.seqlen_k, self.kv_heads, self.head_dim
+
+    @property
+    def flops(self) -> float:
+        """Of the backward pass: five products over the pairs of query and key that see each other.
+
+        A square causal mask counts half of all pairs, as published benchmarks count.
+        """
+        pairs = self.seqlen_q * self.seqlen_k
+        if self.causal and self.seqlen_q <= self.seqlen_k:
+            pairs -= self.seqlen_q**2 / 2
+        elif self.causal:
+            pairs = self.seqlen_k**2 / 2
+        return 10.0 * self.batch * self.heads * self.head_dim * pairs
+
+    def __str__(self) -> str:
+        heads = f"{self.heads}" + ("" if self.heads == self.kv_heads else f"/{self.kv_heads}")
+        more = "" if self.seqlen_q == self.seqlen_k else f" x {self.seqlen_k}"
+        mask = "causal" if self.causal else "full"
+        return (
+            f"batch {self.batch}, seqlen {self.seqlen_q}{more}, heads {heads}, D{self.head_dim}, "
+            f"{mask}, {dtype_name(self.dtype)}"
+        )
+
+
+def shape_from_options(
+    batch: int,
+    seqlen: int,
+    seqlen_k: int | None,
+    heads: int,
+    kv_heads: int | None,
+    head_dim: int,
+    dtype: str,
+    causal: bool,
+) -> Shape:
+    if dtype not in DTYPES:
+        raise typer.BadParameter(
+            f"{dtype!r}; required: {' or '.join(DTYPES)}", param_hint="--dtype"
+        )
+    return Shape(
+        batch=batch,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen if seqlen_k is None else seqlen_k,
+        heads=heads,
+        kv_heads=heads if kv_heads is None else kv_heads,
+        head_dim=head_dim,
+        dtype=DTYPES[dtype],
+        causal=causal,
+    )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What ``attention_bwd`` takes; layouts as there."""
+
+    dout: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    softmax_lse: torch.Tensor
+    causal: bool
+
+    def backward(self, strategy: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """dq, dk, dv by ``torch.ops.dash.attention_bwd``."""
+        tensors = (self.dout, self.q, self.k, self.v, self.out, self.softmax_lse)
+        return torch.ops.dash.attention_bwd(*tensors, causal=self.causal, strategy=strategy)
+
+
+def make_inputs(shape: Shape, seed: int, device: torch.device | None = None) -> Inputs:
+    """Normal inputs, drawn on the CPU: the same values on every machine; then a forward pass."""
+    device = default_device() if device is None else device
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v, dout = (
+        torch.randn(size, generator=generator).to(device, shape.dtype)
+        for size in (shape.q, shape.kv, shape.kv, shape.q)
+    )
+    _, forward = choose_forward(q, k, v, shape.causal)
+    out, lse = forward(q, k, v, shape.head_dim**-0.5, shape.causal)
+    return Inputs(dout, q, k, v, out, lse, shape.causal)

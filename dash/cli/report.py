@@ -1,0 +1,65 @@
+"""How results look on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from dash.cli.accuracy import Verdict
+from dash.cli.problem import Shape
+from dash.cli.repeats import Repeats
+from dash.cli.timing import Timed
+
+console = Console(highlight=False)
+
+
+def progress(description: str) -> Callable[[Iterable], Iterable]:
+    """A progress bar around an iterable; it vanishes when done."""
+    return lambda items: track(items, description=description, console=console, transient=True)
+
+
+def mark(good: bool) -> str:
+    return "[green]yes[/green]" if good else "[red]NO[/red]"
+
+
+def accuracy_table(verdicts: list[Verdict]) -> Table:
+    table = Table(title="Largest error against an fp64 reference", title_justify="left")
+    for column in ("gradient", "dash", "plain PyTorch", "allowed", "within"):
+        table.add_column(column, justify="left" if column == "gradient" else "right")
+    for v in verdicts:
+        numbers = (f"{x:.2e}" for x in (v.error, v.plain_error, v.allowed))
+        table.add_row(v.name, *numbers, mark(v.passed))
+    return table
+
+
+def repeats_line(repeats: Repeats) -> str:
+    equal = repeats.calls - repeats.different
+    colour = "green" if repeats.different == 0 else "red"
+    return (
+        f"[{colour}]{equal} of {repeats.calls} repeats bitwise equal[/{colour}]; "
+        f"digest of dq, dk, dv: [bold]{repeats.digest}[/bold]"
+    )
+
+
+def timing_table(results: list[Timed], shape: Shape) -> Table:
+    """Time, TFLOPS and speed relative to the first row, which is dash."""
+    table = Table(title=f"Backward pass, {shape}", title_justify="left")
+    table.add_column("kernel")
+    for column in ("repeats bitwise", "ms", "spread", "TFLOPS", "time / dash"):
+        table.add_column(column, justify="right")
+    for timed in results:
+        if not timed.finite:
+            table.add_row(timed.provider.name, "[red]not finite[/red]")
+            continue
+        table.add_row(
+            timed.provider.name,
+            mark(timed.provider.deterministic) if timed.provider.deterministic else "not promised",
+            f"{timed.ms:.3f}",
+            f"{timed.spread:.0%}",
+            f"{timed.tflops(shape.flops):.0f}",
+            f"{timed.ms / results[0].ms:.2f}",
+        )
+    return table

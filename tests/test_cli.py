@@ -1,0 +1,143 @@
+"""The command line on a machine without a GPU, and the judges it uses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner
+
+import dash
+from dash.cli import app
+from dash.cli.accuracy import judge
+from dash.cli.problem import Shape, make_inputs
+from dash.cli.repeats import digest, repeat
+from dash.device import default_device
+from dash.extension import ExtensionMissingError
+
+CPU = torch.device("cpu")
+SMALL = Shape(1, 130, 200, 4, 2, 64, torch.bfloat16, causal=True)
+without_gpu = pytest.mark.skipif(default_device().type == "cuda", reason="this machine has a GPU")
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.output
+
+
+def test_doctor_says_what_is_here() -> None:
+    code, text = run("doctor")
+    assert code == 0
+    for what in ("torch", "dash._C", "strategies", "kernels", "nvcc"):
+        assert what in text
+
+
+def test_doctor_runs_where_the_module_is_missing(monkeypatch) -> None:
+    def missing() -> None:
+        raise ExtensionMissingError("dash._C cannot be loaded")
+
+    # By module: dash.cli.doctor is the command.
+    monkeypatch.setattr(sys.modules["dash.cli.doctor"], "extension", missing)
+    code, text = run("doctor")
+    assert code == 1
+    assert "dash cannot run" in text
+
+
+@without_gpu
+def test_demo_shows_plan_accuracy_and_repeats() -> None:
+    code, text = run("demo")
+    assert code == 0
+    assert "20 of 20 repeats bitwise equal" in text
+    for causal in (False, True):
+        shape = (2, 512, 4, 64), (2, 512, 2, 64)
+        plan = dash.plan(*shape, torch.bfloat16, causal=causal, device="cpu")
+        assert plan.fingerprint in text
+
+
+@without_gpu
+def test_verify_checks_every_strategy_that_can_run() -> None:
+    sizes = [
+        "--seqlen",
+        "130",
+        "--seqlen-k",
+        "200",
+        "--heads",
+        "4",
+        "--kv-heads",
+        "2",
+        "--causal",
+        "--repeats",
+        "2",
+    ]
+    code, text = run("verify", *sizes, "--strategy", "all")
+    assert code == 0
+    plan = dash.plan(SMALL.q, SMALL.kv, SMALL.dtype, causal=True, device="cpu")
+    assert len(plan.alternatives) > 1
+    for name in (plan.strategy, *plan.alternatives):
+        assert f"{name}, fingerprint" in text
+    assert text.count("2 of 2 repeats bitwise equal") == 1 + len(plan.alternatives)
+
+
+@without_gpu
+def test_bench_refuses_without_a_gpu() -> None:
+    code, text = run("bench")
+    assert code == 1
+    assert "needs a Hopper GPU" in text
+
+
+def test_unsupported_problems_end_with_one_sentence() -> None:
+    words = [sys.executable, "-m", "dash", "verify", "--head-dim", "100"]
+    root = Path(dash.__file__).parent.parent
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "head_dim 100; required: a multiple of 8" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- The judges must be able to say no -----------------------------------------------------------
+
+
+def test_accuracy_accepts_dash_and_refuses_a_lost_tile() -> None:
+    inputs = make_inputs(SMALL, seed=0, device=CPU)
+    grads = inputs.backward("auto")
+    assert all(verdict.passed for verdict in judge(inputs, grads))
+    for i in range(3):
+        broken = [g.clone() for g in grads]
+        broken[i][:, -64:] = 0
+        assert [v.passed for v in judge(inputs, tuple(broken))] == [j != i for j in range(3)]
+    for i in range(3):
+        broken = [g.clone() for g in grads]
+        broken[i][0, 5, 0, 3] = torch.nan
+        assert [v.passed for v in judge(inputs, tuple(broken))] == [j != i for j in range(3)]
+
+
+def test_repeats_sees_one_bit() -> None:
+    grads = make_inputs(SMALL, seed=0, device=CPU).backward("auto")
+    calls = iter(range(100))
+
+    def sometimes_wrong() -> tuple[torch.Tensor, ...]:
+        copies = tuple(g.clone() for g in grads)
+        if next(calls) == 3:
+            copies[1].view(torch.int16)[0, 0, 0, 0] ^= 1
+        return copies
+
+    result = repeat(sometimes_wrong, 5, 64, iter)
+    assert (result.calls, result.different) == (5, 1)
+    assert result.digest == digest(grads)
+    assert digest(tuple(g + 1 for g in grads)) != digest(grads)
+
+
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k", "causal", "pairs"),
+    [(64, 64, False, 4096), (64, 64, True, 2048), (64, 96, True, 4096), (96, 64, True, 2048)],
+)
+def test_flops(seqlen_q, seqlen_k, causal, pairs) -> None:
+    shape = Shape(2, seqlen_q, seqlen_k, 4, 2, 64, torch.bfloat16, causal)
+    assert shape.flops == 10 * 2 * 4 * 64 * pairs
