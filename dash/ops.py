@@ -51,7 +51,6 @@ def _attention_bwd_fake(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-@torch.library.impl("dash::attention_bwd", "cpu")
 def _attention_bwd_cpu(
     dout: torch.Tensor,
     q: torch.Tensor,
@@ -72,7 +71,6 @@ def _attention_bwd_cpu(
     return reference.attention_bwd(dout, q, k, v, out, lse, softmax_scale=scale, plan=plan)
 
 
-@torch.library.impl("dash::attention_bwd", "cuda")
 def _attention_bwd_cuda(
     dout: torch.Tensor,
     q: torch.Tensor,
@@ -117,6 +115,10 @@ def _attention_bwd_cuda(
             stream=torch.cuda.current_stream(q.device).cuda_stream,
         )
     return dq, dk, dv
+
+
+torch.library.impl("dash::attention_bwd", "cpu", _attention_bwd_cpu)
+torch.library.impl("dash::attention_bwd", "cuda", _attention_bwd_cuda)
 
 
 def _no_second_derivative(ctx: object, *grads: torch.Tensor | None) -> None:

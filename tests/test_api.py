@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import types
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from op_calls import backward, call, randn
 
 import dash
-from dash import _C, support
+from dash import _C, ops, support
 
 # ---- What PyTorch checks -------------------------------------------------------------------------
 
@@ -167,6 +169,41 @@ def test_reasons_lists_everything_that_is_wrong_in_the_order_of_the_checks() -> 
 def test_a_build_without_kernels_says_what_is_missing() -> None:
     with pytest.raises(RuntimeError, match="nvcc"):
         _C.resident_ctas(0, "bfloat16", 64)
+
+
+# ---- The call of the kernels, seen from a machine that has none ----------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_cuda_call_fits_the_binding(monkeypatch, causal) -> None:
+    """Addresses, strides and keywords of ``_C.backward``; the call itself only on a GPU."""
+    called = {}
+
+    class Recorder:
+        backward = staticmethod(called.update)
+
+    monkeypatch.setattr(ops, "extension", lambda: Recorder)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    stream = types.SimpleNamespace(cuda_stream=7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    tensors = call(batch=1, causal=causal)
+    full = torch.zeros(1, 200, 2, 64, dtype=tensors["k"].dtype)
+    full[:, :160] = tensors["k"]
+    tensors["k"] = full[:, :160]
+    tensors["softmax_lse"] = tensors["softmax_lse"][..., None]
+    dq, dk, _ = ops._attention_bwd_cuda(*tensors.values(), None, causal)
+    plan = dash.plan(dq.shape, dk.shape, dq.dtype, causal=causal, device="cpu")
+    assert called["strategy"] == plan.strategy
+    assert called["workspace_bytes"] == plan.workspace_bytes
+    assert called["softmax_scale"] == 0.125
+    assert called["stream"] == 7
+    assert called["q"] == (tensors["q"].data_ptr(), 96 * 4 * 64, 4 * 64, 64)
+    assert called["k"] == (full.data_ptr(), 160 * 2 * 64, 2 * 64, 64)  # batch 1: made dense
+    assert called["lse"] == (tensors["softmax_lse"].data_ptr(), 4 * 96, 96, 1)
+    assert called["dq"] == (dq.data_ptr(), 96 * 4 * 64, 4 * 64, 64)
+    if not _C.HAS_KERNELS:
+        with pytest.raises(RuntimeError, match="needs the CUDA kernels"):
+            _C.backward(**{**called, "device": 0})
 
 
 # ---- Empty problems: CASES 12 --------------------------------------------------------------------

@@ -63,20 +63,8 @@ def test_demo_shows_plan_accuracy_and_repeats() -> None:
 
 @without_gpu
 def test_verify_checks_every_strategy_that_can_run() -> None:
-    sizes = [
-        "--seqlen",
-        "130",
-        "--seqlen-k",
-        "200",
-        "--heads",
-        "4",
-        "--kv-heads",
-        "2",
-        "--causal",
-        "--repeats",
-        "2",
-    ]
-    code, text = run("verify", *sizes, "--strategy", "all")
+    sizes = ["--seqlen=130", "--seqlen-k=200", "--heads=4", "--kv-heads=2", "--causal"]
+    code, text = run("verify", *sizes, "--repeats=2", "--strategy=all")
     assert code == 0
     plan = dash.plan(SMALL.q, SMALL.kv, SMALL.dtype, causal=True, device="cpu")
     assert len(plan.alternatives) > 1

@@ -78,6 +78,12 @@ def test_errors(more, message) -> None:
         plan(**more)
 
 
+def test_predicted_time_is_near_the_ideal() -> None:
+    assert 1.0 < plan(causal=True).predicted_over_ideal < 3.0
+    slow = plan((1, 4096, 2, 64), causal=True, strategy="ascending").predicted_over_ideal
+    assert slow > plan((1, 4096, 2, 64), causal=True).predicted_over_ideal
+
+
 # ---- auto ----------------------------------------------------------------------------------------
 
 

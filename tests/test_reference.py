@@ -61,6 +61,21 @@ def test_float16_is_accurate(causal) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def test_all_ones(causal) -> None:
+    """CASES 1: all scores are equal, so dQ = dK = 0 exactly and dV counts rows over their keys."""
+    case = Case((4, 16, 32, 64), (4, 16, 32, 64), causal, torch.float16)
+    ones = torch.ones(case.q_shape, dtype=case.dtype)
+    keys = torch.arange(1, 17, dtype=torch.float64) if causal else torch.full((16,), 16.0).double()
+    lse = (64 + keys.log()).expand(4, 32, 16)
+    dq, dk, dv = backward(case, (ones, ones, ones, ones), ones, lse, softmax_scale=1.0)
+    assert not dq.any()
+    assert not dk.any()
+    wanted = (1 / keys).flip(0).cumsum(0).flip(0) if causal else torch.ones(16)
+    wanted = wanted.to(case.dtype)[None, :, None, None].expand_as(dv)
+    torch.testing.assert_close(dv, wanted, rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("seqlen", [64, 192, 320, 640, 704, 832])
 def test_masked_tails_do_not_overflow_at_very_negative_lse(seqlen, dtype, causal) -> None:

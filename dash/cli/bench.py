@@ -10,7 +10,7 @@ import dash
 from dash.cli import problem
 from dash.cli.problem import make_inputs, shape_from_options
 from dash.cli.providers import providers
-from dash.cli.report import console, progress, timing_table
+from dash.cli.report import console, print_plan, progress, timing_table
 from dash.cli.timing import time_in_turns
 from dash.device import default_device
 
@@ -46,7 +46,7 @@ def bench(
         causal=causal,
         strategy="auto" if strategy == "all" else strategy,
     )
-    console.print(str(plan), markup=False, soft_wrap=True)
+    print_plan(plan)
     strategies = [plan.strategy]
     if strategy == "all":
         strategies += plan.alternatives

@@ -10,7 +10,14 @@ from dash.cli.accuracy import judge
 from dash.cli.problem import Shape, make_inputs
 from dash.cli.providers import providers
 from dash.cli.repeats import repeat
-from dash.cli.report import accuracy_table, console, progress, repeats_line, timing_table
+from dash.cli.report import (
+    accuracy_table,
+    console,
+    print_plan,
+    progress,
+    repeats_line,
+    timing_table,
+)
 from dash.cli.timing import time_in_turns
 from dash.device import default_device
 from dash.extension import ExtensionMissingError, extension
@@ -52,7 +59,7 @@ def _show(shape: Shape, device: torch.device) -> bool:
     console.print()
     console.rule(f"[bold]{shape}", align="left")
     plan = dash.plan(shape.q, shape.kv, shape.dtype, causal=shape.causal, device=device)
-    console.print(str(plan), markup=False, soft_wrap=True)
+    print_plan(plan)
     console.print()
     inputs = make_inputs(shape, seed=0, device=device)
     verdicts = judge(inputs, inputs.backward("auto"))

@@ -12,6 +12,7 @@ from dash.cli.accuracy import Verdict
 from dash.cli.problem import Shape
 from dash.cli.repeats import Repeats
 from dash.cli.timing import Timed
+from dash.plan import Plan
 
 console = Console(highlight=False)
 
@@ -23,6 +24,13 @@ def progress(description: str) -> Callable[[Iterable], Iterable]:
 
 def mark(good: bool) -> str:
     return "[green]yes[/green]" if good else "[red]NO[/red]"
+
+
+def print_plan(plan: Plan) -> None:
+    console.print(str(plan), markup=False, soft_wrap=True)
+    if plan.tickets >= plan.device.resident_ctas:  # else it says how small the problem is
+        over = plan.predicted_over_ideal
+        console.print(f"simulated: {over:.2f} x the time of SMs that always compute")
 
 
 def accuracy_table(verdicts: list[Verdict]) -> Table:
