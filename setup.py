@@ -6,6 +6,7 @@ and libraries, and dash._C must depend on none of them: it knows no Torch ABI, s
 CPU-only Torch, or beside none.
 """
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -26,6 +27,8 @@ class BuildDash(BuildExtension):
     """Builds in place with CMake, then puts the module where setuptools wants it."""
 
     def build_extensions(self):
+        if os.environ.get("DASH_BUILD") == "no":  # the Makefile builds by itself, and shows it
+            return
         build.build_in_place()
         for extension in self.extensions:
             target = Path(self.get_ext_fullpath(extension.name)).resolve()

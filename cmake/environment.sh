@@ -1,6 +1,7 @@
 #!/bin/sh
 # environment.sh PYTHON VENV: make VENV with all that building, testing and showing dash needs.
-# Run by the Makefile, from the repository root; run again, it only adds what is missing.
+# Run by the Makefile, from the repository root; run again, it only adds what is missing. It does not
+# compile dash: cmake/build.py does.
 #
 #   TORCH   what pip is asked for where torch is missing (default: see below)
 #   APT=no  never call apt-get, only say what to install
@@ -51,29 +52,30 @@ if [ ! -x "$venv/bin/python" ]; then
   fi
 fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+bar=-qq  # torch is big: where somebody watches, they see it come
+[ -t 1 ] && bar=
 
 # With a GPU pip's newest torch is wanted, else the release that this project's CI tests.
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
   if [ -n "${TORCH:-}" ]; then
     # shellcheck disable=SC2086
-    pip install -qq $TORCH
+    pip install $bar $TORCH
   elif nvidia-smi -L >/dev/null 2>&1; then
     say "installing torch"
-    pip install -qq torch
+    pip install $bar torch
   else
     say "installing torch 2.13.0"
-    pip install -qq torch==2.13.0 || pip install -qq torch
+    pip install $bar torch==2.13.0 || pip install $bar torch
   fi
 fi
 
 say "installing build and test tools"
 # shellcheck disable=SC2046
 pip install -qq --no-deps $("$venv/bin/python" cmake/requirements.py tools)
+DASH_BUILD=no pip install -qq --no-build-isolation --no-cache-dir -e '.[cli,plot,dev]'
 kernels=$("$venv/bin/python" cmake/requirements.py kernels)
 if [ -n "$kernels" ] && [ "${DASH_KERNELS:-AUTO}" != OFF ]; then
   say "installing for the kernels:" $kernels
   # shellcheck disable=SC2086
   pip install -qq --no-deps $kernels || say "not to be had here: building the host part alone" >&2
 fi
-say "building dash (a few minutes the first time)"
-pip install -qq --no-build-isolation --no-cache-dir -e '.[cli,plot,dev]'
