@@ -5,7 +5,8 @@ power of two at one chosen key of each KV tile. So KV tile i contributes exactly
 power of two to dQ, and K is free.
 
 K spends each column on three KV tiles (a, b, c): big at a, -big at b, small at c, with small lost
-in the rounding of big + small. Its sum is small if c comes after both a and b, else 0. The columns hold (π(t-2), π(t-1), π(t)) for every t of the order π of every q tile: an order with the same
+in the rounding of big + small. The sum is small if c comes after both a and b, else 0. There is a
+column for (π(t-2), π(t-1), π(t)) for every t of the order π of every q tile: an order with the same
 sums has π(t) after both for every t, so it is π itself up to its first two terms, whose sum is the
 same in both orders.
 """
