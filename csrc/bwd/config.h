@@ -34,7 +34,7 @@ struct KernelConfig {
   // of a 128-row q tile leave no registers for that: 184 bytes of spill, and ptxas serialises.
   static constexpr bool kDvUnderDs = kHeadDim == 128;
 
-  static constexpr int kServiceRegisters = 32;  // planner, loader and dQ writers
+  static constexpr int kServiceRegisters = 24;  // planner, loader and dQ writers
   static constexpr int kMmaRegisters = 240;
 
   static constexpr int kDqTileFloats = kTileQ * kHeadDim;
@@ -46,8 +46,12 @@ struct KernelConfig {
   static_assert(kStages % kDqWriters == 0,
                 "a dQ writer must see every phase of the stages it reads: its steps are every "
                 "kDqWriters-th, so its stages must repeat");
-  static_assert((kServiceRegisters + kMmaWarpgroups * kMmaRegisters) * kWarpgroup <= 65536,
-                "registers of all warpgroups fit the register file");
+  // setmaxnreg deals from what the CTA was launched with: 65,536 / threads, rounded down to a multiple
+  // of 8. One register more a thread (32 + 240 + 240) and the last warpgroup waits forever.
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static_assert(kServiceRegisters + kMmaWarpgroups * kMmaRegisters <=
+                    kThreads / kWarpgroup * kLaunchRegisters,
+                "registers of all warpgroups fit what the CTA is launched with");
 };
 
 constexpr int tile_q_of(int head_dim) {

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     release_registers_down_to<Config::kServiceRegisters>();
     if (!one_lane) return;
     if (role == Role::kPlanner)
-      Planner<Element, Config>(smem, params, blockIdx.x, gridDim.x).run();
+      Planner<Element, Config>(smem, params).run(blockIdx.x);
     else if (role == Role::kLoader)
       Loader<Element, Config>(smem, params).run();
     else if (role == Role::kDqWriter)

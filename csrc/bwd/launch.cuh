@@ -4,6 +4,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -105,7 +106,7 @@ PreprocessParams preprocess_params(BackwardArgs const& args) {
 }
 
 template <typename Element, typename Config>
-MainParams main_params(BackwardArgs const& args) {
+MainParams main_params(BackwardArgs const& args, int ctas) {
   constexpr float kLog2E = 1.4426950408889634f;
   Problem const& p = args.problem;
   WorkspaceLayout const layout(p, Config::kHeadDim);
@@ -124,6 +125,7 @@ MainParams main_params(BackwardArgs const& args) {
           .strategy = args.strategy,
           .cyclic = schedule.cyclic(),
           .num_tickets = schedule.num_tickets(),
+          .num_ctas = std::min(schedule.num_tickets(), ctas),
           .q_tiles = p.q_tiles(),
           .group = p.group(),
           .head_dim = args.head_dim,
@@ -160,12 +162,12 @@ int resident_ctas_of(int device) {
 }
 
 template <typename Element, typename Config>
-void launch_main(MainParams const& params, int ctas, cudaStream_t stream) {
+void launch_main(MainParams const& params, cudaStream_t stream) {
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = params.cyclic;
   cudaLaunchConfig_t config{};
-  config.gridDim = params.num_tickets < ctas ? params.num_tickets : ctas;
+  config.gridDim = params.num_ctas;
   config.blockDim = Config::kThreads;
   config.dynamicSmemBytes = sizeof(SharedStorage<Element, Config>);
   config.stream = stream;
@@ -184,13 +186,13 @@ void launch_backward(BackwardArgs const& args) {
     if (refusal) throw std::invalid_argument("dash: " + describe(refusal, schedule.kName));
   });
   PreprocessParams const before = preprocess_params<Element, Config>(args);
-  MainParams const params = main_params<Element, Config>(args);
+  MainParams const params = main_params<Element, Config>(args, ctas);
   auto const stream = static_cast<cudaStream_t>(args.stream);
   int const tiles = static_cast<int>(args.problem.q_tiles_total());
 
   preprocess<Element, Config><<<tiles, kPreprocessThreads, 0, stream>>>(before);
   DASH_CHECK_CUDA(cudaGetLastError());
-  launch_main<Element, Config>(params, ctas, stream);
+  launch_main<Element, Config>(params, stream);
   convert_dq<Element, Config><<<tiles, Config::kMmaThreads, 0, stream>>>(params);
   DASH_CHECK_CUDA(cudaGetLastError());
 }

@@ -18,6 +18,7 @@ struct MainParams {
   Strategy strategy;
   bool cyclic;          // of the strategy
   Ticket num_tickets;   // of the strategy for this problem
+  int num_ctas;         // of the grid
   int q_tiles, group;   // of the problem
   int head_dim;
   float scale_log2;     // softmax_scale · log2 e: turns S into the exponent of 2

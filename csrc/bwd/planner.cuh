@@ -14,17 +14,18 @@ class Planner {
  public:
   using Storage = SharedStorage<Element, Config>;
 
-  __device__ Planner(Storage& smem, MainParams const& params, int cta, int num_ctas)
-      : smem_(smem),
-        params_(params),
-        schedule_(params.strategy, params.problem),
-        next_own_ticket_(cta),
-        num_ctas_(num_ctas) {}
+  __device__ Planner(Storage& smem, MainParams const& params)
+      : smem_(smem), params_(params), schedule_(params.strategy, params.problem) {}
 
-  __device__ void run() {
-    for (Ticket t = take_ticket(); t < params_.num_tickets; t = take_ticket()) {
-      int const chains = schedule_.num_chains(t);
-      for (int i = 0; i < chains; ++i) plan(schedule_.chain(t, i));
+  __device__ void run(int cta) {
+    smem_.planned_ticket = cta - params_.num_ctas;
+    while (take_ticket()) {
+      int part = 0;
+      do {
+        smem_.planned_chain = schedule_.chain(smem_.planned_ticket, part);
+        plan(smem_.planned_chain);
+        part = smem_.planned_chain.part + 1;
+      } while (part < schedule_.num_chains(smem_.planned_ticket));
     }
     // The MMA warpgroups stop at the first end; every dQ writer needs one in a stage of its own.
     for (int w = 0; w < Config::kDqWriters; ++w) post({.flags = kEndOfWork});
@@ -33,18 +34,21 @@ class Planner {
  private:
   // The next ticket is taken while the last chain drains. Acyclic schedules allow that to any CTA. In a
   // cyclic one the drained chain may wait for the very ticket that is taken, if both are of one group;
-  // tickets dealt out round robin never are, because a group has at most num_ctas_ of them.
-  __device__ Ticket take_ticket() {
-    if (!params_.cyclic) return atomicAdd(params_.next_ticket, 1);
-    Ticket const ticket = next_own_ticket_;
-    next_own_ticket_ += num_ctas_;
-    return ticket;
+  // tickets dealt out round robin never are, because a group has at most num_ctas of them.
+  __device__ bool take_ticket() {
+    Ticket const ticket = params_.cyclic ? smem_.planned_ticket + params_.num_ctas
+                                         : atomicAdd(params_.next_ticket, 1);
+    smem_.planned_ticket = ticket;
+    return ticket < params_.num_tickets;
   }
 
+  // Ticket, chain and position stay in shared memory: 24 registers do not hold them (24 bytes of
+  // spill), and the barrier in post() makes the compiler read them again at each use.
   __device__ void plan(Chain const& chain) {
     Problem const& p = params_.problem;
     int const rows = schedule_.num_rows(chain);
-    for (int position = 0; position < rows; ++position) {
+    int& position = smem_.planned_position;
+    for (position = 0; position < rows; ++position) {
       Row const row = schedule_.row(chain, position);
       int flags = step_needs_mask(p, row.q_tile, chain.kv_tile) ? kMasked : 0;
       if (row.turn + 1 == p.kv_tiles_of(row.q_tile)) flags |= kLastTurn;
@@ -77,8 +81,6 @@ class Planner {
   MainParams const& params_;
   AnySchedule schedule_;
   Ring<Config::kPlannedSteps> ring_;
-  Ticket next_own_ticket_;
-  int num_ctas_;
 };
 
 }  // namespace dash

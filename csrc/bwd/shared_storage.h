@@ -19,6 +19,9 @@ struct alignas(1024) SharedStorage {
   float dq[Config::kDqTileFloats];  // staging, fragment order
   float lse_log2[Config::kStages][Config::kTileQ];
   float delta[Config::kStages][Config::kTileQ];
+  Ticket planned_ticket;  // these three are the planner's own
+  Chain planned_chain;
+  int planned_position;
   StepDescriptor plan[Config::kPlannedSteps];
   StepDescriptor steps[Config::kStages];
 

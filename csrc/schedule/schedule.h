@@ -38,6 +38,22 @@ constexpr Chain chain_of(Problem const& problem, int head, int kv_tile, int part
   return {head / problem.kv_heads, head % problem.kv_heads, kv_tile, part};
 }
 
+// Heads first … first + heads - 1, whose tickets a launch order interleaves.
+struct HeadBlock {
+  int first;
+  int heads;
+};
+
+// The block of a ticket when heads are launched in blocks of `block` and each has `tickets`. The
+// last block takes the remaining heads too: alone they would leave most of the chip idle to its
+// end.
+constexpr HeadBlock block_of(Ticket ticket, int tickets, int all_heads, int block) {
+  int const last = all_heads < block ? 0 : all_heads / block - 1;
+  int const mine = ticket / (block * tickets);
+  if (mine < last) return {mine * block, block};
+  return {last * block, all_heads - last * block};
+}
+
 struct Row {
   int q_tile;
   int turn;

@@ -48,16 +48,13 @@ struct Shift {
   constexpr Chain chain(Ticket ticket, int) const {
     int const n = problem.kv_tiles();
     int const size = group_size(problem);
-    int const block = size < kTicketsInFlight ? kTicketsInFlight / size : 1;
-    int const first_head = ticket / (block * n) * block;
-    int const heads_left = problem.batch * problem.kv_heads - first_head;
-    int const heads = heads_left < block ? heads_left : block;
-
-    int const in_block = ticket - first_head * n;
-    int const first = in_block / (heads * size) * size;  // KV tile that opens the group
-    int const in_group = in_block - heads * first;
+    HeadBlock const block =
+        block_of(ticket, n, problem.batch * problem.kv_heads, ceil_div(kTicketsInFlight, size));
+    int const in_block = ticket - block.first * n;
+    int const first = in_block / (block.heads * size) * size;  // KV tile that opens the group
+    int const in_group = in_block - block.heads * first;
     int const chains = chains_of_group(first);
-    return chain_of(problem, first_head + in_group / chains, first + in_group % chains);
+    return chain_of(problem, block.first + in_group / chains, first + in_group % chains);
   }
 
   constexpr int num_rows(Chain const&) const { return problem.q_tiles(); }

@@ -52,20 +52,17 @@ struct Zigzag {
  private:
   static constexpr bool mirrored(int kv_head) { return kv_head % 2 != 0; }
 
-  // `heads` of each kind, in blocks that fill the chip: a plain one, and with two kinds a mirrored
-  // one after it. Heads of a kind are numbered through the batch, plain ones from `first_plain`.
+  // `heads` of each kind, in blocks: a plain one, and with two kinds a mirrored one after it. Heads
+  // of a kind are numbered through the batch, plain ones from `first_plain`. A block is two chips
+  // full, because chains pair up well only while a block's tickets outnumber the CTAs.
   constexpr Chain chain_in_block(Ticket ticket, int heads, int first_plain, int kinds) const {
     int const n = problem.kv_tiles();
-    int const whole_block = n < kTicketsInFlight ? kTicketsInFlight / n : 1;
-    int const first_head = ticket / (kinds * whole_block * n) * whole_block;
-    int const heads_left = heads - first_head;
-    int const block = heads_left < whole_block ? heads_left : whole_block;
-
-    int const in_blocks = ticket - kinds * first_head * n;
-    bool const mirror = in_blocks >= block * n;
-    int const in_block = mirror ? in_blocks - block * n : in_blocks;
-    int const head = first_head + in_block % block + (mirror ? 0 : first_plain);
-    int const tile = in_block / block;
+    HeadBlock const block = block_of(ticket, kinds * n, heads, ceil_div(2 * kTicketsInFlight, n));
+    int const in_blocks = ticket - kinds * block.first * n;
+    bool const mirror = in_blocks >= block.heads * n;
+    int const in_block = mirror ? in_blocks - block.heads * n : in_blocks;
+    int const head = block.first + in_block % block.heads + (mirror ? 0 : first_plain);
+    int const tile = in_block / block.heads;
 
     int const heads_of_kind = (problem.kv_heads + (mirror ? 0 : 1)) / 2;  // in one sequence
     return {head / heads_of_kind, head % heads_of_kind * 2 + (mirror ? 1 : 0),
