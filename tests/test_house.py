@@ -27,14 +27,11 @@ MAY_INCLUDE = {
 
 def project_files(suffixes: set[str], *folders: str) -> list[Path]:
     """Files that git has or would take, below the folders."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders],
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
-    if not listed:  # not a checkout
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders]
+    try:
+        said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        listed = said.stdout.split()
+    except (OSError, subprocess.CalledProcessError):  # no git, or not a checkout
         listed = [p.relative_to(ROOT) for f in folders for p in (ROOT / f).rglob("*")]
     return sorted(p for p in map(ROOT.joinpath, listed) if p.suffix in suffixes and p.is_file())
 
