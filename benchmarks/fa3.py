@@ -13,12 +13,14 @@ import importlib.util
 import json
 import math
 import os
-import selectors
+import queue
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 from benchmarks.measure import Meter, Window
 from benchmarks.shapes import Shape
@@ -36,6 +38,7 @@ class Fa3Worker:
         self.name = f"fa3_{mode}"
         self._command = [sys.executable, "-m", "benchmarks.fa3", str(baseline), mode]
         self._process: subprocess.Popen[str] | None = None
+        self._lines: queue.Queue[str | None] = queue.Queue()
         self._given_up: set[Shape] = set()
 
     def can_run(self, shape: Shape) -> bool:
@@ -44,9 +47,7 @@ class Fa3Worker:
     def window(self, shape: Shape, seconds: float) -> Window:
         patience = 2 * seconds + (START_SECONDS if self._process is None else ANSWER_SECONDS)
         if self._process is None:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-            )
+            self._start()
         try:
             self._process.stdin.write(json.dumps({**asdict(shape), "seconds": seconds}) + "\n")
             answer = json.loads(self._answer(patience))
@@ -62,18 +63,33 @@ class Fa3Worker:
             self._process.wait()
             self._process = None
 
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self._lines = queue.Queue()
+        arguments = (self._process.stdout, self._lines)
+        threading.Thread(target=forward_lines, args=arguments, daemon=True).start()
+
     def _answer(self, seconds: float) -> str:
         """The next line that is JSON; whatever else the libraries print is skipped."""
         until = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while selector.select(max(0.0, until - time.monotonic())):
-                line = self._process.stdout.readline()
-                if not line:
-                    raise ValueError("the worker ended")
-                if line.startswith("{"):
-                    return line
-        raise TimeoutError(f"no answer in {seconds:.0f} s")
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError(f"no answer in {seconds:.0f} s") from None
+            if line is None:
+                raise ValueError("the worker ended")
+            if line.startswith("{"):
+                return line
+
+
+def forward_lines(stdout: TextIO, lines: queue.Queue[str | None]) -> None:
+    """A pipe's lines, then None: select() would miss what the file object has already read."""
+    for line in stdout:
+        lines.put(line)
+    lines.put(None)
 
 
 class Fa3Error(RuntimeError):

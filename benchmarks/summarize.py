@@ -114,7 +114,7 @@ def ratios(times: Times, name: str, subject: str) -> dict[str, dict[Shape, float
 
 
 def ratio_table(times: Times, subject: str) -> Table:
-    title = f"{subject} is this many times as fast: geometric mean, worst shape, target"
+    title = f"{subject} over: geometric mean (worst shape), target"
     others = [name for name in names_in(times) if not name.startswith("dash")]
     table = Table("group", *others, title=title, title_justify="left")
     by_other = {name: ratios(times, name, subject) for name in others}

@@ -1,0 +1,82 @@
+"""What the benchmarks compute around the GPU: shapes, summaries, ncu's page, FA3's worker."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+
+from benchmarks import fa3, summarize
+from benchmarks.kernel_profile import parse_raw_page
+from benchmarks.shapes import SEQLENS, Shape, grid_shape, parse_shape, select_shapes
+
+CAUSAL_4K = Shape(4, 4096, 16, 16, 128, True)
+
+
+def test_the_grid_is_that_of_the_anchors() -> None:
+    shapes = select_shapes(("full", "causal"), (64, 128), SEQLENS, gqa=True)
+    assert len(shapes) == len(set(shapes)) == 32
+    assert {s.batch * s.seqlen * s.heads * s.head_dim for s in shapes[:24]} == {16_384 * 2048}
+    assert set(summarize.TARGETS) == {s.group for s in shapes}
+    assert grid_shape(4096, 128, True) == CAUSAL_4K == parse_shape("4,4096,16,16,128,1")
+
+
+def test_flops_are_those_of_the_anchors() -> None:
+    """FA3, causal D128 4k: 2.7518 ms would be 499.6 TFLOPS."""
+    assert CAUSAL_4K.flops / 2.7518e-3 / 1e12 == pytest.approx(499.6, abs=0.1)
+
+
+def test_ratios_and_estimates() -> None:
+    times = {CAUSAL_4K: {"dash": 2.0, "cudnn_nondet": 3.0}}
+    anchors = {CAUSAL_4K: {"cudnn_nondet": 2.0, "fa3_nondet": 1.8, "fa3_det": 2.2}}
+    summarize.add_estimates(times, anchors)
+    assert times[CAUSAL_4K]["fa3_nondet~"] == pytest.approx(1.8 * 3 / 2)
+    found = summarize.ratios(times, "fa3_det~", "dash")["causal D128"][CAUSAL_4K]
+    assert found == pytest.approx(2.2 * 1.5 / 2)
+    assert "met" in summarize.cell("causal D128", "fa3_det~", {CAUSAL_4K: 1.26})
+    assert "missed" in summarize.cell("causal D128", "fa3_det~", {CAUSAL_4K: 1.24})
+    assert "missed" in summarize.cell(
+        "causal D128", "fa3_nondet", {CAUSAL_4K: 1.5, grid_shape(512, 128, True): 0.97}
+    )
+
+
+def test_raw_page_of_ncu() -> None:
+    page = '==PROF== x\ncalled\n"ID","a.sum","b.pct"\n"","us","%"\n"0","1,024.5","77"\n'
+    found = parse_raw_page(page)
+    assert found["a.sum"] == ("1,024.5", "us")
+    assert found["b.pct"] == ("77", "%")
+    with pytest.raises(SystemExit):
+        parse_raw_page("==ERROR== no kernels were profiled\n")
+
+
+WORKER = """
+import json, sys, time
+for line in sys.stdin:
+    request = json.loads(line)
+    print("noise of a library")
+    if request["seqlen"] == 1024:
+        time.sleep(60)
+    print(json.dumps({"ms": 1.5, "sm_clock": None, "joules": 2.0}), flush=True)
+"""
+
+
+def test_a_hung_fa3_costs_one_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fa3, "START_SECONDS", 20)
+    monkeypatch.setattr(fa3, "ANSWER_SECONDS", 1)
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    worker = fa3.Fa3Worker(tmp_path / "baseline.py", "det")
+    worker._command = [sys.executable, str(script)]
+    answers, hangs = grid_shape(512, 128, False), grid_shape(1024, 128, False)
+    try:
+        assert worker.window(answers, 0.1).ms == 1.5
+        with pytest.raises(fa3.Fa3Error, match="no answer"):
+            worker.window(hangs, 0.1)
+        assert not worker.can_run(hangs)
+        assert worker.window(answers, 0.1).joules == 2.0
+        assert not worker.can_run(grid_shape(512, 64, False))
+    finally:
+        worker.close()
