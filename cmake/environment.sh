@@ -30,7 +30,7 @@ if [ -n "$missing" ]; then
     say "installing with apt-get:$missing"
     apt-get update -qq
     # shellcheck disable=SC2086
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $missing
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
   else
     fail "missing:$missing. On Debian or Ubuntu: sudo apt-get install$missing"
   fi
