@@ -50,14 +50,22 @@ struct Zigzag {
   }
 
  private:
+  // A block's tickets fill the chip twice, because chains pair up well only while they outnumber
+  // the CTAs. Where seqlen_q is the shorter, most chains of a head begin at the same row: then so
+  // many heads that those in flight together are no more than half of a chain's steps.
+  constexpr int heads_of_block() const {
+    int const steps = problem.q_tiles() * problem.group();
+    int const n = problem.kv_tiles();
+    return ceil_div(2 * kTicketsInFlight, n < steps ? n : steps);
+  }
+
   static constexpr bool mirrored(int kv_head) { return kv_head % 2 != 0; }
 
   // `heads` of each kind, in blocks: a plain one, and with two kinds a mirrored one after it. Heads
-  // of a kind are numbered through the batch, plain ones from `first_plain`. A block is two chips
-  // full, because chains pair up well only while a block's tickets outnumber the CTAs.
+  // of a kind are numbered through the batch, plain ones from `first_plain`.
   constexpr Chain chain_in_block(Ticket ticket, int heads, int first_plain, int kinds) const {
     int const n = problem.kv_tiles();
-    HeadBlock const block = block_of(ticket, kinds * n, heads, ceil_div(2 * kTicketsInFlight, n));
+    HeadBlock const block = block_of(ticket, kinds * n, heads, heads_of_block());
     int const in_blocks = ticket - kinds * block.first * n;
     bool const mirror = in_blocks >= block.heads * n;
     int const in_block = mirror ? in_blocks - block.heads * n : in_blocks;
