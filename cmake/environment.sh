@@ -1,7 +1,7 @@
 #!/bin/sh
 # environment.sh PYTHON VENV: make VENV with all that building, testing and showing dash needs.
-# Run by the Makefile, from the repository root; run again, it only adds what is missing. It does not
-# compile dash: cmake/build.py does.
+# Run by the Makefile, from the repository root; run again, it only adds what is missing. It does
+# not compile dash: cmake/build.py does.
 #
 #   TORCH   what pip is asked for where torch is missing (default: see below)
 #   APT=no  never call apt-get, only say what to install

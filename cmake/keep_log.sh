@@ -14,7 +14,8 @@ mkdir -p "$folder"
 log=$folder/$(basename "$object" .o).log
 "$@" >"$log.part" 2>&1
 status=$?
-grep -vE '^ptxas info +: ([0-9]+ bytes|Compil|Function properties|Used)|bytes stack frame' "$log.part"
+counts='^ptxas info +: ([0-9]+ bytes|Compil|Function properties|Used)|bytes stack frame'
+grep -vE "$counts" "$log.part"
 [ "$status" = 0 ] || exit "$status"
 mv "$log.part" "$log"
 awk -v name="$(basename "$object" .o)" '

@@ -12,8 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CXX = {".h", ".cuh", ".cpp", ".cu"}
 TEXT = CXX | {".py", ".sh", ".cmake", ".toml"}
 COLUMNS = 100
-KERNEL_LINES = 350
-OTHER_LINES = 300  # "about 250"
+LINES = 350  # most files have fewer than 250
 
 # A folder of csrc and the folders that its files may include from.
 MAY_INCLUDE = {
@@ -46,10 +45,8 @@ def each_file(suffixes: set[str], *folders: str) -> pytest.MarkDecorator:
 
 @each_file(CXX | {".py"}, "csrc", "dash", "tests", "benchmarks", "cmake")
 def test_files_are_small_enough_to_read(path):
-    kernel = path.suffix in {".cuh", ".cu"}
-    limit = KERNEL_LINES if kernel else OTHER_LINES
     lines = len(path.read_text().splitlines())
-    assert lines <= limit, f"{name_of(path)} has {lines} lines: split it by responsibility"
+    assert lines <= LINES, f"{name_of(path)} has {lines} lines: split it by responsibility"
 
 
 @each_file(TEXT, "csrc", "dash", "tests", "benchmarks", "cmake")
