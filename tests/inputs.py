@@ -135,17 +135,12 @@ def skip_if_refused(shape: Shape, strategy: str) -> None:
 def random_inputs(shape: Shape, seed: int = 0) -> Inputs:
     """Normal tensors and an lse of the size a forward would give; out belongs to no forward.
 
-    Enough for tests of bits, at any size. The generator is the CPU's for what must be equal in two
-    processes and on two devices.
+    Enough for tests of bits, at any size, and the same in every process.
     """
-    generator = torch.Generator("cpu").manual_seed(seed)
-    on_cpu = math.prod(shape.q_shape) + math.prod(shape.kv_shape) < 2**24
-    if not on_cpu:
-        generator = torch.Generator(DEVICE).manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
 
     def normal(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        made = torch.randn(size, generator=generator, device=generator.device, dtype=dtype)
-        return made.to(DEVICE)
+        return torch.randn(size, generator=generator, device=DEVICE, dtype=dtype)
 
     dout, q, out = (normal(shape.q_shape, shape.dtype) for _ in range(3))
     k, v = (normal(shape.kv_shape, shape.dtype) for _ in range(2))
