@@ -270,7 +270,9 @@ def test_simulator_is_close(predicted):
 def test_launch_order_balances_heads_that_do_not_tile_the_chip(strategy, causal, n, heads):
     """Predicted with q = 2. Launched head by head, an H200 measured 1.11 to 1.30 for these."""
     play = Play.of(strategy, problem_of(n, 2, heads, causal))
-    assert simulate(play, H200).over_ideal < 1.105
+    # Chains of one length come in rounds of as many as there are SMs; the last is not full.
+    rounds = math.ceil(play.num_chains / H200.sms) * H200.sms / play.num_chains
+    assert simulate(play, H200).over_ideal < 1.08 * (1 if causal else rounds)
 
 
 def test_launch_order_spreads_chains_that_begin_at_the_same_row():
