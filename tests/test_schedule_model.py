@@ -272,7 +272,7 @@ def test_launch_order_balances_heads_that_do_not_tile_the_chip(strategy, causal,
     play = Play.of(strategy, problem_of(n, 2, heads, causal))
     # Chains of one length come in rounds of as many as there are SMs; the last is not full.
     rounds = math.ceil(play.num_chains / H200.sms) * H200.sms / play.num_chains
-    assert simulate(play, H200).over_ideal < 1.08 * (1 if causal else rounds)
+    assert simulate(play, H200).over_ideal < (1.1 if causal else 1.08 * rounds)
 
 
 def test_launch_order_spreads_chains_that_begin_at_the_same_row():
