@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MAX_LABELLED_STEPS = 600  # beyond, boxes are too small to read
 
 
-def draw(run: Run, axes: Axes, *, title: str | None = None) -> None:
+def draw(run: Run, axes: Axes) -> None:
     """Draws a run that was simulated with ``record=True``.
 
     A box is a step's compute, coloured by KV tile and labelled with its q tile; a hatched box is
@@ -61,7 +61,7 @@ def draw(run: Run, axes: Axes, *, title: str | None = None) -> None:
                 fontsize=6,
                 color="black" if bright else "white",
             )
-    axes.set(xlabel="time in steps", ylabel="SM", title=title or run.play.name)
+    axes.set(xlabel="time in steps", ylabel="SM")
     axes.set_ylim(run.machine.sms - 0.5, -0.5)
     axes.set_xlim(0, run.time / unit)
     axes.set_yticks(range(0, run.machine.sms, max(1, run.machine.sms // 8)))
@@ -73,5 +73,7 @@ def write(run: Run, path: str | Path, *, title: str | None = None) -> None:
 
     height = min(10.0, 1.2 + 0.22 * run.machine.sms)
     figure = Figure(figsize=(10, height), layout="constrained")
-    draw(run, figure.add_subplot(), title=title)
+    axes = figure.add_subplot()
+    draw(run, axes)
+    axes.set_title(title or run.play.name)
     figure.savefig(path, dpi=120)
