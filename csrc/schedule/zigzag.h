@@ -51,12 +51,13 @@ struct Zigzag {
 
  private:
   // A block's tickets fill the chip twice, because chains pair up well only while they outnumber
-  // the CTAs. Where seqlen_q is the shorter, most chains of a head begin at the same row: then so
-  // many heads that those in flight together are no more than half of a chain's steps.
+  // the CTAs. Where a chain has few steps for the number of chains (one q tile per KV tile, or
+  // seqlen_q the shorter), a head's turns follow each other closely: then fewer of its chains in
+  // flight together, which means more heads.
   constexpr int heads_of_block() const {
-    int const steps = problem.q_tiles() * problem.group();
+    int const half_steps = ceil_div(problem.q_tiles() * problem.group(), 2);
     int const n = problem.kv_tiles();
-    return ceil_div(2 * kTicketsInFlight, n < steps ? n : steps);
+    return ceil_div(2 * kTicketsInFlight, n < half_steps ? n : half_steps);
   }
 
   static constexpr bool mirrored(int kv_head) { return kv_head % 2 != 0; }
