@@ -157,7 +157,7 @@ machines = st.builds(
     writers=st.integers(0, 3),
     buffers=st.integers(1, 3),
     chain_overhead=st.sampled_from([0.0, 30.0]),
-    take=st.sampled_from(["finished", "fixed"]),
+    deal=st.sampled_from(["counter", "round robin"]),
 )
 
 
@@ -182,8 +182,17 @@ def test_never_stuck_where_accepted_and_stuck_where_one_cta_is_missing(strategy,
 @given(problem=cases(), machine=machines, ahead=st.integers(1, 6))
 def test_acyclic_schedules_may_take_tickets_ahead(strategy, problem, machine, ahead):
     assume(_C.why_not(strategy, problem, MANY_CTAS) is None)
-    run = simulate(Play.of(strategy, problem), machine.with_(take="ahead", ahead=ahead))
+    run = simulate(Play.of(strategy, problem), machine.with_(ahead=ahead))
     assert not run.stuck
+
+
+@pytest.mark.parametrize("strategy", [s for s in _C.strategies() if _C.is_cyclic(s)])
+@settings(max_examples=60, deadline=None)
+@given(problem=cases(), machine=machines, ahead=st.integers(1, 6))
+def test_cyclic_schedules_may_take_dealt_tickets_ahead(strategy, problem, machine, ahead):
+    assume(_C.why_not(strategy, problem, machine.sms) is None)
+    machine = machine.with_(ahead=ahead, deal="round robin")
+    assert not simulate(Play.of(strategy, problem), machine).stuck
 
 
 def test_a_cyclic_schedule_may_not_take_tickets_ahead_from_a_counter():
@@ -191,8 +200,8 @@ def test_a_cyclic_schedule_may_not_take_tickets_ahead_from_a_counter():
     behind the first, which waits for it. Dealt out round robin, it never holds two of a group."""
     play = Play.of("shift", problem_of(2, 2, 2, False))
     for sms in (2, 3, 5):
-        assert simulate(play, H200.with_(sms=sms, take="ahead", ahead=3)).stuck
-        assert not simulate(play, H200.with_(sms=sms, take="fixed")).stuck
+        assert simulate(play, H200.with_(sms=sms, ahead=3)).stuck
+        assert not simulate(play, H200.with_(sms=sms, ahead=3, deal="round robin")).stuck
         assert not simulate(play, H200.with_(sms=sms)).stuck
 
 

@@ -20,10 +20,10 @@ class Machine:
         buffers: staged dQ tiles.
         chain_overhead: before the first step of each chain: loading K and V, writing dK and dV.
         step_loss, ticket_loss: what a step and a ticket take beyond that; the ideal has neither.
-        take: when a CTA takes its next ticket: "finished" after the last turn of its ticket was
-            passed on; "ahead" as soon as only ``ahead`` steps of it are left to begin; "fixed" like
-            finished, but CTA c of G plays tickets c, c + G, c + 2G, …
-        ahead: see ``take``.
+        ahead: a CTA takes its next ticket as soon as so few steps of its last are left to begin; 0:
+            after it has passed on the last turn.
+        deal: "counter": CTAs take the next ticket there is; "round robin": CTA c of G takes
+            tickets c, c + G, c + 2G, …
     """
 
     sms: int
@@ -36,14 +36,14 @@ class Machine:
     chain_overhead: float = 0.0
     step_loss: float = 0.0
     ticket_loss: float = 0.0
-    take: str = "finished"
-    ahead: int = 2
+    ahead: int = 0
+    deal: str = "counter"
 
     def __post_init__(self) -> None:
-        if self.sms < 1 or self.writers < 0 or self.buffers < 1:
-            raise ValueError(f"needs sms ≥ 1, writers ≥ 0 and buffers ≥ 1, got {self}")
-        if self.take not in ("finished", "ahead", "fixed"):
-            raise ValueError(f"take must be 'finished', 'ahead' or 'fixed', got {self.take!r}")
+        if self.sms < 1 or self.writers < 0 or self.buffers < 1 or self.ahead < 0:
+            raise ValueError(f"needs sms, buffers ≥ 1 and writers, ahead ≥ 0, got {self}")
+        if self.deal not in ("counter", "round robin"):
+            raise ValueError(f"deal must be 'counter' or 'round robin', got {self.deal!r}")
 
     @classmethod
     def paper(cls, sms: int, compute: float = 1.0, reduce: float = 0.0) -> Machine:

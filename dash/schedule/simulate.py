@@ -127,15 +127,15 @@ class _Simulation:
             return
         self._play(cta, step, since)
         left = len(cta.steps) - cta.position
-        if self.machine.take == "ahead" and left == self.machine.ahead and len(cta.held) == 1:
+        if self.machine.ahead and left <= self.machine.ahead and len(cta.held) == 1:
             self._take(cta)
-        # A ticket is finished when its last turn was passed on; before, the MMA role goes on.
-        at = max(cta.passed) if left == 0 else cta.clock
+        # Who holds the next ticket goes on with it; else the last turn must be passed on before.
+        at = max(cta.passed) if left == 0 and len(cta.held) == 1 else cta.clock
         heapq.heappush(self.ready, (at, cta.sm, cta))
 
     def _take(self, cta: _Cta) -> None:
         ticket = self.next_ticket
-        if self.machine.take == "fixed":
+        if self.machine.deal == "round robin":
             played = len(self.result.tickets_of[cta.sm])
             ticket = cta.sm + played * self.machine.sms
         self.next_ticket += 1
@@ -150,8 +150,7 @@ class _Simulation:
             cta.steps = []
         if not cta.held:
             self._take(cta)
-            if self.machine.take != "ahead":
-                cta.clock = max(cta.clock, *cta.passed)
+            cta.clock = max(cta.clock, *cta.passed)
         if not cta.held:
             return False
         cta.clock += self.machine.ticket_loss
