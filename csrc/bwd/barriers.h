@@ -14,7 +14,7 @@
 // | dout_empty[s] | dO and delta were read          | every MMA warp              | loader     | none                              |
 // | dq_full[w]    | a dQ tile is staged for writer w| every MMA warp              | writer w   | proxy fence by every MMA thread: bulk adds read what st.shared wrote |
 // | dq_empty[w]   | writer w's copy read the stage  | writer w                    | MMA        | bulk_wait_source_read             |
-// | kDsFull (named)| dS of both warpgroups is stored| every MMA thread            | MMA        | proxy fence by every thread: wgmma reads what stmatrix wrote |
+// | ds_full[d]    | dS of both warpgroups is stored | every MMA warp              | MMA        | proxy fence by every MMA thread: wgmma reads what stmatrix wrote |
 //
 // Writer w plays steps w, w + kDqWriters, …: it has its own dq pair and, because the stages are a
 // multiple of the writers, its own stages of q_full. So every waiter sees every phase of its barriers.
@@ -24,9 +24,6 @@
 #include "config.h"
 
 namespace dash {
-
-enum NamedBarrier : int { kCtaSync = 0, kDsFull = 1, kNumNamedBarriers };
-static_assert(kNumNamedBarriers <= 16, "the hardware has 16 named barriers");
 
 template <typename Storage, typename Config>
 __device__ void init_barriers(Storage& smem) {
@@ -44,6 +41,7 @@ __device__ void init_barriers(Storage& smem) {
     mbarrier_init(smem.dout_full[s], 1);
     mbarrier_init(smem.dout_empty[s], Config::kMmaWarps);
   }
+  for (int d = 0; d < Config::kDsStages; ++d) mbarrier_init(smem.ds_full[d], Config::kMmaWarps);
   for (int w = 0; w < Config::kDqWriters; ++w) {
     mbarrier_init(smem.dq_full[w], Config::kMmaWarps);
     mbarrier_init(smem.dq_empty[w], 1);

@@ -30,9 +30,10 @@ struct KernelConfig {
   static constexpr int kThreads = kWarpgroup + kMmaThreads;
   static constexpr int kDqWriters = 2;  // alternate over steps: each has two steps' time for its adds
 
-  // dV is issued as soon as P exists and runs under the work on dS. At head dimension 64 the fragments
-  // of a 128-row q tile leave no registers for that: 184 bytes of spill, and ptxas serialises.
-  static constexpr bool kDvUnderDs = kHeadDim == 128;
+  // With registers to spare, lse is read while S is computed and dV is issued as soon as P exists, so
+  // that it runs under the work on dS. At head dimension 64 the fragments of a 128-row q tile leave none:
+  // 184 bytes of spill, and ptxas serialises the products (C7512).
+  static constexpr bool kRegistersToSpare = kHeadDim == 128;
 
   static constexpr int kServiceRegisters = 24;  // planner, loader and dQ writers
   static constexpr int kMmaRegisters = 240;

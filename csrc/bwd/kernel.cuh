@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (role == Role::kMma) {
     take_registers_up_to<Config::kMmaRegisters>();
-    multiply<Element, Config>(smem, params, threadIdx.x - kWarpgroup);
+    MmaWarpgroup<Element, Config>(smem, params, threadIdx.x - kWarpgroup).run();
   } else {
     release_registers_down_to<Config::kServiceRegisters>();
     if (!one_lane) return;

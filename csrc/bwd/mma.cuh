@@ -1,14 +1,15 @@
 // The MMA warpgroups: one step is five products and the pointwise work between them.
 //
-// Order of a step, as one warpgroup sees it (the other one fills the tensor core's gaps):
+// What one warpgroup keeps the tensor core busy with, and what its registers do meanwhile (the other
+// warpgroup fills the gaps):
 //
-//   tensor core   S ─── dP ──────── dV ───────── dQ ── dK ──────────
-//   registers        exp2, mask  dS, store dS  │       stage dQ
-//                                           barrier
+//   tensor core  S(i) ──────── │ dP ──────── │ dV ──────────── │ dK ─────────────── │ dQ ── │ S(i+1) …
+//   registers    stage dQ(i-1) │ exp2, mask  │ dS, store dS    │ wait for the other │       │ stage dQ(i)
+//                                                                warpgroup's dS
+
 #pragma once
 
 #include "../sm90/bulk_reduce.cuh"
-#include "../sm90/named_barrier.cuh"
 #include "../sm90/wgmma.cuh"
 #include "barriers.h"
 #include "dq_fragment.cuh"
@@ -48,150 +49,227 @@ __device__ __forceinline__ void store_ds(void* tile, uint32_t const (&ds)[Config
 }
 
 template <typename Element, typename Config>
-__device__ void multiply(SharedStorage<Element, Config>& smem, MainParams const& params, int thread) {
-  using namespace cute;
+class MmaWarpgroup {
+ public:
+  using Storage = SharedStorage<Element, Config>;
   using P = Products<Element, Config>;
-  int const warpgroup = __shfl_sync(0xffffffff, thread / kWarpgroup, 0);
-  int const lane = thread % kWarp;
-  int const kv_row = thread / kWarp * 16;          // this warp's first row of the KV tile
-  int const first_column = 2 * (lane % 4);         // this thread's first column of S^T
 
-  auto const sK = make_tensor(make_smem_ptr(smem.k), typename P::KvLayout{});
-  auto const sV = make_tensor(make_smem_ptr(smem.v), typename P::KvLayout{});
-  auto const sQ = make_tensor(make_smem_ptr(&smem.q[0][0]), typename P::QLayout{});
-  auto const sdO = make_tensor(make_smem_ptr(&smem.dout[0][0]), typename P::QLayout{});
-  auto const sKt = make_tensor(make_smem_ptr(smem.k), typename P::KvTransposed{});
-  auto const sQt = make_tensor(make_smem_ptr(&smem.q[0][0]), typename P::QTransposed{});
-  auto const sdOt = make_tensor(make_smem_ptr(&smem.dout[0][0]), typename P::QTransposed{});
-  auto const sdS = make_tensor(make_smem_ptr(&smem.ds[0][0]), typename P::DsLayout{});
+  __device__ MmaWarpgroup(Storage& smem, MainParams const& params, int thread)
+      : smem_(smem),
+        params_(params),
+        thread_(thread),
+        warpgroup_(__shfl_sync(0xffffffff, thread / kWarpgroup, 0)) {}
 
-  typename P::Scores scores_mma;
-  typename P::KvGradients kv_mma;
-  typename P::QGradients q_mma;
-  auto const scores = scores_mma.get_slice(warpgroup * kWarpgroup);
-  auto const kv = kv_mma.get_slice(warpgroup * kWarpgroup);
-  auto const q = q_mma.get_slice(warpgroup * kWarpgroup);
-  auto const k_operand = scores.partition_fragment_A(sK);      // (MMA, kv, d)
-  auto const v_operand = scores.partition_fragment_A(sV);      // (MMA, kv, d)
-  auto const q_operand = scores.partition_fragment_B(sQ);      // (MMA, q, d, stage)
-  auto const dout_operand = scores.partition_fragment_B(sdO);  // (MMA, q, d, stage)
-  auto const q_transposed = kv.partition_fragment_B(sQt);      // (MMA, d, q, stage)
-  auto const dout_transposed = kv.partition_fragment_B(sdOt);  // (MMA, d, q, stage)
-  auto const ds_operand = q.partition_fragment_A(sdS);         // (MMA, q, kv, stage)
-  auto const k_transposed = q.partition_fragment_B(sKt);       // (MMA, d, kv)
-
-  float dk_registers[P::kKvFragment], dv_registers[P::kKvFragment];
-  auto dK = make_tensor(&dk_registers[0], P::kv_layout());
-  auto dV = make_tensor(&dv_registers[0], P::kv_layout());
-
-  Ring<Config::kStages> ring;
-  Ring<Config::kDqWriters> writer;  // which writer takes this step's dQ
-  Ring<Config::kDqWriters> last_writer(Config::kDqWriters - 1);  // which took the last step's
-  Ring<Config::kDsStages> ds_ring;
-  bool anything_staged = false;
-  uint32_t kv_parity = 0;
-
-  for (;;) {
-    int const stage = ring.stage();
-    mbarrier_wait(smem.q_full[stage], ring.parity(), "q_full");
-    StepDescriptor const step = smem.steps[stage];
-    if (step.flags & kEndOfWork) break;
-    bool const continues = !(step.flags & kFirstOfChain);
-    if (!continues) mbarrier_wait(smem.k_full, kv_parity, "k_full");
-
-    float s_registers[P::kScoreFragment], dp_registers[P::kScoreFragment];
-    auto S = make_tensor(&s_registers[0], P::score_layout());
-    auto dP = make_tensor(&dp_registers[0], P::score_layout());
-    wgmma_fence(S);
-    wgmma_begin();
-    wgmma_issue(scores_mma, k_operand, q_operand(_, _, _, stage), S, false);
-
-    mbarrier_wait(smem.dout_full[stage], ring.parity(), "dout_full");
-    if (!continues) mbarrier_wait(smem.v_full, kv_parity, "v_full");
-    wgmma_fence(dP);
-    wgmma_begin();
-    wgmma_issue(scores_mma, v_operand, dout_operand(_, _, _, stage), dP, false);
-
-    wgmma_wait<1>();  // S
-    wgmma_fence(S);
-    probabilities(s_registers, &smem.lse_log2[stage][first_column], params.scale_log2);
-    if (step.flags & kMasked) {
-      int const column = step.kv_tile * Config::kTileKv + kv_row + lane / 4;
-      hide(s_registers, first_visible_row(params.problem, step.q_tile, column) - first_column,
-           first_visible_row(params.problem, step.q_tile, column + 8) - first_column);
+  __device__ __forceinline__ void run() {
+    int flags = receive_step();
+    while (!(flags & kEndOfWork)) {
+      // Cleared, not overwritten by the first product: as long as dK and dV are alive everywhere, the two
+      // copies of step() agree on registers. Otherwise ptxas moves them about, spills and serialises.
+#pragma unroll
+      for (int i = 0; i < P::kKvFragment; ++i) dk_[i] = dv_[i] = 0.f;
+      step</*kFirst=*/true>(flags);
+      while (!(flags & kLastOfChain)) {
+        flags = receive_step();
+        step</*kFirst=*/false>(flags);
+      }
+      end_chain();
+      flags = receive_step();
     }
+  }
+
+ private:
+  __device__ __forceinline__ int receive_step() {
+    mbarrier_wait(smem_.q_full[slot_of<Config::kStages>(count_)],
+                  parity_of<Config::kStages>(count_), "q_full");
+    return smem_.steps[slot_of<Config::kStages>(count_)].flags;
+  }
+
+  // Before and after: nothing in flight; dS of the last step stored, its dQ not yet begun.
+  template <bool kFirst>
+  __device__ __forceinline__ void step(int flags) {
+    using namespace cute;
+    forget_addresses();
+    int const stage = slot_of<Config::kStages>(count_);
+    // Local, so that each step's are new to the compiler: a product reads its accumulators, and as members
+    // they would all stay alive from step to step.
+    float s[P::kScoreFragment], dp[P::kScoreFragment], dq[P::kDqFragment];
+    if constexpr (kFirst) mbarrier_wait(smem_.k_full, kv_parity_, "k_full");
+    issue_scores(s, stage);
+    if constexpr (!kFirst) issue_last_dq(dq);
+    float lse_log2[P::kScoreFragment / 2];
+    float const* const own_lse = &smem_.lse_log2[stage][first_column()];
+    if constexpr (Config::kRegistersToSpare) load_columns(lse_log2, own_lse);
+    wgmma_wait<kFirst ? 0 : 1>();  // S
+    auto S = make_tensor(&s[0], P::score_layout());
+    wgmma_fence(S);
+    if constexpr (!Config::kRegistersToSpare) load_columns(lse_log2, own_lse);
+    probabilities(s, lse_log2, params_.scale_log2);
+    if (flags & kMasked) hide_scores(s, smem_.steps[stage]);
+
     uint32_t p_packed[P::kScoreFragment / 2], ds_packed[P::kScoreFragment / 2];
-    auto const issue_dv = [&] {
-      to_operand<Element>(p_packed, s_registers);
-      auto const p_operand =
-          make_tensor(reinterpret_cast<Element*>(&p_packed[0]), P::operand_layout());
-      wgmma_fence(dV);
-      wgmma_begin();
-      wgmma_issue(kv_mma, p_operand, dout_transposed(_, _, _, stage), dV, continues);
-    };
-    if constexpr (Config::kDvUnderDs) {
-      issue_dv();
-      wgmma_wait<1>();  // dP
-    } else {
-      wgmma_wait<0>();  // dP
+    mbarrier_wait(smem_.dout_full[stage], parity_of<Config::kStages>(count_), "dout_full");
+    if constexpr (Config::kRegistersToSpare) {
+      to_operand<Element>(p_packed, s);
+      issue_kv(dv_, p_packed, smem_.dout, stage, true);
     }
+    if constexpr (!kFirst) {
+      wgmma_wait<Config::kRegistersToSpare ? 1 : 0>();  // dQ of the previous step
+      stage_dq(dq);
+    }
+    if constexpr (kFirst) mbarrier_wait(smem_.v_full, kv_parity_, "v_full");
+    issue_output_scores(dp, stage);
+    wgmma_wait<0>();  // dV, dP
+    auto dP = make_tensor(&dp[0], P::score_layout());
     wgmma_fence(dP);
-    if (step.flags & kLastOfChain) arrive_once_per_warp(smem.v_empty);
-    score_gradients(dp_registers, s_registers, &smem.delta[stage][first_column]);
-    to_operand<Element>(ds_packed, dp_registers);
-    store_ds<Config>(&smem.ds[ds_ring.stage()][0], ds_packed, kv_row);
-
-    if constexpr (!Config::kDvUnderDs) issue_dv();
-
-    // dQ needs the dS of both warpgroups. One barrier a step is enough: to write this buffer again a
-    // warpgroup must pass the next step's barrier, and there the other one's dQ has been waited for.
+    if (flags & kLastOfChain) arrive_once_per_warp(smem_.v_empty);
+    score_gradients(dp, s, &smem_.delta[stage][first_column()]);
+    to_operand<Element>(ds_packed, dp);
+    store_ds<Config>(&smem_.ds[slot_of<Config::kDsStages>(count_)][0], ds_packed, kv_row());
     fence_proxy_async_shared();
-    named_barrier_sync(kDsFull, Config::kMmaThreads);
+    arrive_once_per_warp(smem_.ds_full[slot_of<Config::kDsStages>(count_)]);
+    if constexpr (!Config::kRegistersToSpare) {
+      to_operand<Element>(p_packed, s);
+      issue_kv(dv_, p_packed, smem_.dout, stage, true);
+      wgmma_wait<0>();
+    }
+    arrive_once_per_warp(smem_.dout_empty[stage]);
+    issue_kv(dk_, ds_packed, smem_.q, stage, true);
+    wgmma_wait<0>();  // dK
+    fence_kv();
+    if (!(flags & kLastOfChain)) arrive_once_per_warp(smem_.q_empty[stage]);
+    ++count_;
+  }
 
-    float dq_registers[P::kDqFragment];
-    auto dQ = make_tensor(&dq_registers[0], P::dq_layout());
-    wgmma_fence(dQ);
+  __device__ __forceinline__ void end_chain() {
+    StepDescriptor const step = smem_.steps[slot_of<Config::kStages>(count_ - 1)];
+    float dq[P::kDqFragment];
+    issue_last_dq(dq);
+    wgmma_wait<0>();
+    arrive_once_per_warp(smem_.k_empty);
+    kv_parity_ ^= 1;
+    arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
+    stage_dq(dq);
+    store_kv_gradients<Element, Config>(params_, step, dk_, dv_, kv_row());
+  }
+
+  // dQ needs the dS of both warpgroups. It is begun one step late, so that they need not keep in step: one
+  // multiplies while the other does pointwise work. Two buffers of dS suffice: to write one again a
+  // warpgroup must have seen the next step's ds_full, and before that the other one waited for its dQ.
+  __device__ __forceinline__ void issue_last_dq(float (&dq)[P::kDqFragment]) {
+    uint32_t const last = count_ - 1;
+    mbarrier_wait(smem_.ds_full[slot_of<Config::kDsStages>(last)],
+                  parity_of<Config::kDsStages>(last), "ds_full");
+    issue_dq(dq, slot_of<Config::kDsStages>(last));
+  }
+
+  // S^T = K Q^T
+  __device__ __forceinline__ void issue_scores(float (&s)[P::kScoreFragment], int stage) {
+    using namespace cute;
+    auto const mma = scores_mma().get_slice(warpgroup_ * kWarpgroup);
+    auto const sK = make_tensor(make_smem_ptr(smem_.k), typename P::KvLayout{});
+    auto const sQ = make_tensor(make_smem_ptr(&smem_.q[0][0]), typename P::QLayout{});
+    auto S = make_tensor(&s[0], P::score_layout());
+    clear(S);
     wgmma_begin();
-    wgmma_issue(q_mma, ds_operand(_, _, _, ds_ring.stage()), k_transposed, dQ, false);
-    auto const ds_in_registers =
-        make_tensor(reinterpret_cast<Element*>(&ds_packed[0]), P::operand_layout());
-    wgmma_fence(dK);
+    wgmma_issue(scores_mma(), mma.partition_fragment_A(sK),
+                mma.partition_fragment_B(sQ)(_, _, _, stage), S, false);
+  }
+
+  // dP^T = V dO^T
+  __device__ __forceinline__ void issue_output_scores(float (&dp)[P::kScoreFragment], int stage) {
+    using namespace cute;
+    auto const mma = scores_mma().get_slice(warpgroup_ * kWarpgroup);
+    auto const sV = make_tensor(make_smem_ptr(smem_.v), typename P::KvLayout{});
+    auto const sdO = make_tensor(make_smem_ptr(&smem_.dout[0][0]), typename P::QLayout{});
+    auto dP = make_tensor(&dp[0], P::score_layout());
+    clear(dP);
     wgmma_begin();
-    wgmma_issue(kv_mma, ds_in_registers, q_transposed(_, _, _, stage), dK, continues);
+    wgmma_issue(scores_mma(), mma.partition_fragment_A(sV),
+                mma.partition_fragment_B(sdO)(_, _, _, stage), dP, false);
+  }
 
-    wgmma_wait<2>();  // dV
-    arrive_once_per_warp(smem.dout_empty[stage]);
-    wgmma_wait<1>();  // dQ
+  // dV += P^T dO and dK += dS^T Q
+  template <int kPacked, int kStages, int kElements>
+  __device__ __forceinline__ void issue_kv(float (&gradient)[P::kKvFragment],
+                                           uint32_t (&packed)[kPacked],
+                                           Element (&tiles)[kStages][kElements], int stage,
+                                           bool accumulate) {
+    using namespace cute;
+    typename P::KvGradients tiled_mma;
+    auto const mma = tiled_mma.get_slice(warpgroup_ * kWarpgroup);
+    auto const transposed = make_tensor(make_smem_ptr(&tiles[0][0]), typename P::QTransposed{});
+    auto const a = make_tensor(reinterpret_cast<Element*>(&packed[0]), P::operand_layout());
+    auto acc = make_tensor(&gradient[0], P::kv_layout());
+    wgmma_fence(acc);
+    wgmma_begin();
+    wgmma_issue(tiled_mma, a, mma.partition_fragment_B(transposed)(_, _, _, stage), acc, accumulate);
+  }
+
+  // dQ = dS K
+  __device__ __forceinline__ void issue_dq(float (&dq)[P::kDqFragment], int ds_stage) {
+    using namespace cute;
+    typename P::QGradients tiled_mma;
+    auto const mma = tiled_mma.get_slice(warpgroup_ * kWarpgroup);
+    auto const sdS = make_tensor(make_smem_ptr(&smem_.ds[0][0]), typename P::DsLayout{});
+    auto const sKt = make_tensor(make_smem_ptr(smem_.k), typename P::KvTransposed{});
+    auto dQ = make_tensor(&dq[0], P::dq_layout());
+    clear(dQ);
+    wgmma_begin();
+    wgmma_issue(tiled_mma, mma.partition_fragment_A(sdS)(_, _, _, ds_stage),
+                mma.partition_fragment_B(sKt), dQ, false);
+  }
+
+  __device__ __forceinline__ void hide_scores(float (&s)[P::kScoreFragment], StepDescriptor const& step) {
+    int const column = step.kv_tile * Config::kTileKv + kv_row() + thread_ % kWarp / 4;
+    Problem const& p = params_.problem;
+    hide(s, first_visible_row(p, step.q_tile, column) - first_column(),
+         first_visible_row(p, step.q_tile, column + 8) - first_column());
+  }
+
+  // In fragment order: the sums are private, so a thread's floats stay together.
+  __device__ __forceinline__ void stage_dq(float (&dq)[P::kDqFragment]) {
+    auto dQ = cute::make_tensor(&dq[0], P::dq_layout());
     wgmma_fence(dQ);
-    if (step.flags & kLastOfChain) arrive_once_per_warp(smem.k_empty);
-
-    // Staging in fragment order: the workspace is private, so a thread's floats stay together.
-    if (anything_staged)
-      mbarrier_wait(smem.dq_empty[last_writer.stage()], last_writer.parity(), "dq_empty");
-    anything_staged = true;
-    float4* const staged = reinterpret_cast<float4*>(smem.dq);
+    // This is the dQ of step count_ - 1; the one before it must have left the buffer.
+    if (count_ >= 2)
+      mbarrier_wait(smem_.dq_empty[slot_of<Config::kDqWriters>(count_ - 2)],
+                    parity_of<Config::kDqWriters>(count_ - 2), "dq_empty");
+    float4* const staged = reinterpret_cast<float4*>(smem_.dq);
 #pragma unroll
     for (int i = 0; i < P::kDqFragment / 4; ++i)
-      staged[DqFragment<Config>::float4_index(thread, i)] =
-          make_float4(dq_registers[4 * i], dq_registers[4 * i + 1], dq_registers[4 * i + 2],
-                      dq_registers[4 * i + 3]);
+      staged[DqFragment<Config>::float4_index(thread_, i)] =
+          make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
     fence_proxy_async_shared();
-    arrive_once_per_warp(smem.dq_full[writer.stage()]);
+    arrive_once_per_warp(smem_.dq_full[slot_of<Config::kDqWriters>(count_ - 1)]);
+  }
 
-    wgmma_wait<0>();  // dK
+  __device__ __forceinline__ void fence_kv() {
+    auto dK = cute::make_tensor(&dk_[0], P::kv_layout());
+    auto dV = cute::make_tensor(&dv_[0], P::kv_layout());
     wgmma_fence(dK);
     wgmma_fence(dV);
-    arrive_once_per_warp(smem.q_empty[stage]);
-
-    if (step.flags & kLastOfChain) {
-      store_kv_gradients<Element, Config>(params, step, dk_registers, dv_registers, kv_row);
-      kv_parity ^= 1;
-    }
-    last_writer = writer;
-    writer.advance();
-    ring.advance();
-    ds_ring.advance();
   }
-}
+
+  __device__ int kv_row() const { return thread_ / kWarp * 16; }    // this warp's first of the KV tile
+  __device__ int first_column() const { return 2 * (thread_ % 4); }  // this thread's first of S^T
+
+  // Hides where thread_ and warpgroup_ come from, so that what follows from them (addresses, descriptors)
+  // is computed again in each step: kept across the loop it costs 28 registers that are not there.
+  __device__ void forget_addresses() {
+    asm volatile("" : "+r"(thread_), "+r"(warpgroup_));
+  }
+
+  __device__ static typename P::Scores scores_mma() { return {}; }
+
+  Storage& smem_;
+  MainParams const& params_;
+  int thread_;     // among the MMA threads
+  int warpgroup_;  // uniform
+
+  uint32_t count_ = 0;  // of steps: slot and parity of every ring follow from it
+  uint32_t kv_parity_ = 0;
+
+  float dk_[P::kKvFragment], dv_[P::kKvFragment];
+};
 
 }  // namespace dash

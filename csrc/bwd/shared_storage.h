@@ -30,6 +30,7 @@ struct alignas(1024) SharedStorage {
   Mbarrier k_full, k_empty, v_full, v_empty;
   Mbarrier q_full[Config::kStages], q_empty[Config::kStages];
   Mbarrier dout_full[Config::kStages], dout_empty[Config::kStages];
+  Mbarrier ds_full[Config::kDsStages];
   Mbarrier dq_full[Config::kDqWriters], dq_empty[Config::kDqWriters];
 };
 

@@ -15,18 +15,24 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// S becomes P = 2^(S·scale_log2 − lse_log2). lse_log2 points at the thread's first column.
+// The fragment's columns of a vector in shared memory; `vector` points at the thread's first column.
+template <int kColumns>
+__device__ __forceinline__ void load_columns(float (&x)[kColumns], float const* vector) {
+#pragma unroll
+  for (int i = 0; i < kColumns; i += 2) {
+    float2 const pair = *reinterpret_cast<float2 const*>(vector + 4 * i);
+    x[i] = pair.x;
+    x[i + 1] = pair.y;
+  }
+}
+
+// S becomes P = 2^(S·scale_log2 − lse_log2).
 template <int kSize>
-__device__ __forceinline__ void probabilities(float (&s)[kSize], float const* lse_log2,
+__device__ __forceinline__ void probabilities(float (&s)[kSize], float const (&lse_log2)[kSize / 2],
                                               float scale_log2) {
 #pragma unroll
-  for (int i = 0; i < kSize; i += 4) {
-    float2 const lse = *reinterpret_cast<float2 const*>(lse_log2 + 2 * i);
-    s[i] = exp2_approx(fmaf(s[i], scale_log2, -lse.x));
-    s[i + 1] = exp2_approx(fmaf(s[i + 1], scale_log2, -lse.y));
-    s[i + 2] = exp2_approx(fmaf(s[i + 2], scale_log2, -lse.x));
-    s[i + 3] = exp2_approx(fmaf(s[i + 3], scale_log2, -lse.y));
-  }
+  for (int i = 0; i < kSize; ++i)
+    s[i] = exp2_approx(fmaf(s[i], scale_log2, -lse_log2[i / 4 * 2 + i % 2]));
 }
 
 // Hides scores by clearing P, not by S = −inf: that stays right for a negative or zero scale, and it

@@ -5,16 +5,26 @@
 #include "descending.h"
 #include "shift.h"
 #include "spt.h"
+#include "staggered.h"
 #include "symmetric_shift.h"
 #include "zigzag.h"
 
 namespace dash {
 
-enum class Strategy : int { kAscending, kDescending, kSpt, kShift, kSymmetricShift, kZigzag };
+enum class Strategy : int {
+  kAscending,
+  kDescending,
+  kSpt,
+  kShift,
+  kSymmetricShift,
+  kZigzag,
+  kStaggered
+};
 
 inline constexpr Strategy kStrategies[] = {
     Strategy::kAscending, Strategy::kDescending,     Strategy::kSpt,
-    Strategy::kShift,     Strategy::kSymmetricShift, Strategy::kZigzag};
+    Strategy::kShift,     Strategy::kSymmetricShift, Strategy::kZigzag,
+    Strategy::kStaggered};
 
 // Calls f with the schedule type's value for `problem`: f(Ascending{problem}) and so on.
 template <typename F>
@@ -25,6 +35,7 @@ constexpr decltype(auto) visit_schedule(Strategy strategy, Problem const& proble
     case Strategy::kShift: return f(Shift{problem});
     case Strategy::kSymmetricShift: return f(SymmetricShift{problem});
     case Strategy::kZigzag: return f(Zigzag{problem});
+    case Strategy::kStaggered: return f(Staggered{problem});
     case Strategy::kAscending: break;
   }
   return f(Ascending{problem});

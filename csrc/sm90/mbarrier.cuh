@@ -57,6 +57,16 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, uint32_t parity
   while (!mbarrier_test(barrier, parity)) watchdog.check();
 }
 
+// Slot and parity of the n-th use of a ring of kSlots slots.
+template <int kSlots>
+__device__ __forceinline__ int slot_of(uint32_t n) {
+  return n % kSlots;
+}
+template <int kSlots>
+__device__ __forceinline__ uint32_t parity_of(uint32_t n) {
+  return n / kSlots & 1;
+}
+
 // A position in a ring of kStages slots with the parity of the slot's current phase. A consumer waits
 // for parity(); a producer for the slot's release, which is the phase before: parity() ^ 1, and that
 // passes at once in the first round.

@@ -1,0 +1,55 @@
+// staggered: the tickets of several heads interleaved tile by tile, long chains first; rows down, KV tiles
+// added in ascending order. Full and causal masks, any seqlen_q and seqlen_k, no residency to ask for.
+//
+// Two chains of a head that start together want every q tile together, and the later one falls
+// behind by one hand-off for good. A head that fills the chip by itself pays that for each of its
+// KV tiles before the last of them gets going. With kTilesAbreast of its tiles in flight it pays
+// for those alone, once: a CTA that ends a chain starts the head's next one as far behind its
+// neighbour as it ended.
+//
+// Chains abreast read the same rows within a few steps of each other, so of Q, dO and dQ only a
+// window lives in L2; all of it streams from memory once for each kTilesAbreast KV tiles, at 600
+// TFLOPS 5.6 TB/s divided by kTilesAbreast.
+//
+// Under the causal mask long chains first is the longest-processing-time rule: the launch ends with the
+// shortest chains of all, for every number of tiles and of SMs.
+//
+// Acyclic: in a head the turns ascend with the tickets.
+#pragma once
+
+#include "schedule.h"
+
+namespace dash {
+
+struct Staggered {
+  static constexpr char const* kName = "staggered";
+  static constexpr bool kCyclic = false;
+  static constexpr int kTilesAbreast = 8;  // KV tiles of one head in flight
+
+  Problem problem;
+
+  static constexpr Refusal why_not(Problem const&, int) { return {}; }
+
+  constexpr Ticket num_tickets() const { return static_cast<Ticket>(problem.chains()); }
+  constexpr int num_chains(Ticket) const { return 1; }
+
+  constexpr Chain chain(Ticket ticket, int) const {
+    int const n = problem.kv_tiles();
+    HeadBlock const block = block_of(ticket, n, problem.batch * problem.kv_heads,
+                                     kTicketsInFlight / kTilesAbreast);
+    int const in_block = ticket - block.first * n;
+    return chain_of(problem, block.first + in_block % block.heads, in_block / block.heads);
+  }
+
+  constexpr int num_rows(Chain const& c) const {
+    return problem.q_tiles() - problem.first_q_tile(c.kv_tile);
+  }
+
+  constexpr Row row(Chain const& c, int position) const {
+    return {problem.q_tiles() - 1 - position, c.kv_tile};
+  }
+};
+
+static_assert(Schedule<Staggered>);
+
+}  // namespace dash
