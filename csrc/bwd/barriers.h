@@ -17,7 +17,8 @@
 // | ds_full[d]    | dS of both warpgroups is stored | every MMA warp              | MMA        | proxy fence by every MMA thread: wgmma reads what stmatrix wrote |
 //
 // Writer w plays steps w, w + kDqWriters, …: it has its own dq pair and, because the stages are a
-// multiple of the writers, its own stages of q_full. So every waiter sees every phase of its barriers.
+// multiple of the writers, its own stages of q_full. So every waiter sees every phase of its
+// barriers.
 #pragma once
 
 #include "../sm90/mbarrier.cuh"

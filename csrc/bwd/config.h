@@ -22,24 +22,28 @@ struct KernelConfig {
 
   static constexpr int kPlannedSteps = 4;  // descriptors the planner may be ahead of the loads
   static constexpr int kStages = 2;        // of Q and of dO
-  static constexpr int kDsStages = 2;      // one barrier a step suffices because dS alternates (mma.cuh)
+  static constexpr int kDsStages = 2;      // mma.cuh says why two need no barrier of their own
 
   static constexpr int kMmaWarpgroups = 2;
   static constexpr int kMmaThreads = kMmaWarpgroups * kWarpgroup;
   static constexpr int kMmaWarps = kMmaThreads / kWarp;
   static constexpr int kThreads = kWarpgroup + kMmaThreads;
-  static constexpr int kDqWriters = 2;  // alternate over steps: each has two steps' time for its adds
+  static constexpr int kDqWriters = 2;  // alternate over steps: each has two steps for its adds
 
-  // With registers to spare, lse is read while S is computed and dV is issued as soon as P exists, so
-  // that it runs under the work on dS. At head dimension 64 the fragments of a 128-row q tile leave none:
-  // 184 bytes of spill, and ptxas serialises the products (C7512).
-  static constexpr bool kRegistersToSpare = kHeadDim == 128;
+  // Registers decide the order of a step (mma.cuh). Fragments of a 64-row q tile leave room to
+  // carry dS into the next step and begin dK there, to begin dV before dS, and to read half of lse
+  // early. At head dimension 64 a 128-row q tile leaves none (216 bytes of spill), and 64 rows are
+  // slower by a quarter: full, 4k: 346 against 461 TFLOPS.
+  static constexpr bool kRegistersToSpare = kTileQ == 64;
+  static constexpr int kEarlyLse = kRegistersToSpare ? kTileQ / 8 : 0;  // columns; all would spill
 
   static constexpr int kServiceRegisters = 24;  // planner, loader and dQ writers
   static constexpr int kMmaRegisters = 240;
 
+  // dQ of 64 rows is split between the warpgroups by columns, of 128 rows by rows.
+  static constexpr bool kDqByColumns = kTileQ == 64;
   static constexpr int kDqTileFloats = kTileQ * kHeadDim;
-  static constexpr int kDqFragment = kDqTileFloats / kMmaThreads;  // floats of dQ an MMA thread holds
+  static constexpr int kDqFragment = kDqTileFloats / kMmaThreads;  // floats an MMA thread holds
 
   static_assert(kTileKv % kTileQ == 0, "schedules count whole q tiles in a KV tile");
   static_assert(kTileKv == 64 * kMmaWarpgroups, "each MMA warpgroup owns 64 rows of the KV tile");
@@ -47,8 +51,9 @@ struct KernelConfig {
   static_assert(kStages % kDqWriters == 0,
                 "a dQ writer must see every phase of the stages it reads: its steps are every "
                 "kDqWriters-th, so its stages must repeat");
-  // setmaxnreg deals from what the CTA was launched with: 65,536 / threads, rounded down to a multiple
-  // of 8. One register more a thread (32 + 240 + 240) and the last warpgroup waits forever.
+  // setmaxnreg deals from what the CTA was launched with: 65,536 / threads, rounded down to a
+  // multiple of 8. One register more a thread (32 + 240 + 240) and the last warpgroup waits
+  // forever.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static_assert(kServiceRegisters + kMmaWarpgroups * kMmaRegisters <=
                     kThreads / kWarpgroup * kLaunchRegisters,

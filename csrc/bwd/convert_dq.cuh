@@ -1,4 +1,5 @@
-// After the main kernel: the fp32 sums of dQ, times softmax_scale, in the output type. One CTA a q tile.
+// After the main kernel: the fp32 sums of dQ, times softmax_scale, in the output type. One CTA a q
+// tile.
 #pragma once
 
 #include "dq_fragment.cuh"
@@ -18,8 +19,8 @@ __global__ void __launch_bounds__(Config::kMmaThreads)
   int const batch = dq_tile / params.q_tiles / p.heads;
   if (p.kv_tiles_of(q_tile) == 0) return;  // preprocess wrote its zeros; the sums were never stored
 
-  auto const* const sums = reinterpret_cast<float4 const*>(params.dq_accum +
-                                                           int64_t{dq_tile} * Config::kDqTileFloats);
+  auto const* const sums =
+      reinterpret_cast<float4 const*>(params.dq_accum + int64_t{dq_tile} * Config::kDqTileFloats);
   float x[Fragment::kSize];
 #pragma unroll
   for (int i = 0; i < Fragment::kSize / 4; ++i) {

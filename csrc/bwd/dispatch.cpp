@@ -5,8 +5,8 @@
 #include <string>
 
 #include "config.h"
-#include "launch.h"
 #include "kernels.h"
+#include "launch.h"
 
 namespace dash {
 
@@ -18,8 +18,8 @@ void check(TensorView const& t, char const* name) {
   if (t.data == nullptr) reject(std::string(name) + " has a null address");
 }
 
-// What TMA asks of a tensor map: 16-byte aligned address and strides. The stride of a dimension with
-// one element is never used.
+// What TMA asks of a tensor map: 16-byte aligned address and strides. The stride of a dimension
+// with one element is never used.
 void check_tma(TensorView const& t, char const* name, int batch, int rows, int heads) {
   check(t, name);
   if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0)

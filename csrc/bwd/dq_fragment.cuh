@@ -1,8 +1,8 @@
 // Where an MMA thread's share of a dQ tile lies: in the tile, and in the fp32 sums.
 //
-// The sums are private, so they keep fragment order: float4 i of MMA thread t of warpgroup w is element
-// (w · fragment/4 + i) · 128 + t of the tile. A warp's accesses are contiguous 512 bytes, in shared memory
-// (no bank conflict) and in global memory alike.
+// The sums are private, so they keep fragment order: float4 i of MMA thread t of warpgroup w is
+// element (w · fragment/4 + i) · 128 + t of the tile. A warp's accesses are contiguous 512 bytes,
+// in shared memory (no bank conflict) and in global memory alike.
 #pragma once
 
 #include "config.h"
@@ -18,11 +18,11 @@ struct DqFragment {
   }
   // Origin of the warp's 16 rows by 64 columns in the q tile (products.cuh splits it this way).
   static constexpr int row(int mma_thread) {
-    int const warp = Config::kHeadDim == 128 ? mma_thread % kWarpgroup / kWarp : mma_thread / kWarp;
+    int const warp = Config::kDqByColumns ? mma_thread % kWarpgroup / kWarp : mma_thread / kWarp;
     return warp * 16;
   }
   static constexpr int column(int mma_thread) {
-    return Config::kHeadDim == 128 ? mma_thread / kWarpgroup * 64 : 0;
+    return Config::kDqByColumns ? mma_thread / kWarpgroup * (Config::kHeadDim / 2) : 0;
   }
 };
 

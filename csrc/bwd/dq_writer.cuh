@@ -11,7 +11,8 @@
 namespace dash {
 
 template <typename Element, typename Config>
-__device__ void write_dq(SharedStorage<Element, Config>& smem, MainParams const& params, int writer) {
+__device__ void write_dq(SharedStorage<Element, Config>& smem, MainParams const& params,
+                         int writer) {
   constexpr int kBytes = Config::kDqTileFloats * sizeof(float);
   Ring<Config::kStages> ring(writer);
   for (uint32_t parity = 0;; parity ^= 1) {

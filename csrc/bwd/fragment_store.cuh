@@ -1,5 +1,6 @@
 // Accumulator fragments to global memory in the output type, sixteen bytes a store, without shared
-// memory. A warp's fragment is 16 rows: lane l holds rows l/4 and l/4 + 8, columns 8g + 2(l%4) + {0, 1}.
+// memory. A warp's fragment is 16 rows: lane l holds rows l/4 and l/4 + 8, columns 8g + 2(l%4) +
+// {0, 1}.
 #pragma once
 
 #include "launch.h"
@@ -7,7 +8,8 @@
 
 namespace dash {
 
-// Four lanes hold words w[0…3]; afterwards lane i of the four holds word i of all four, in lane order.
+// Four lanes hold words w[0…3]; afterwards lane i of the four holds word i of all four, in lane
+// order.
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
   constexpr uint32_t kAll = 0xffffffff;
   bool const odd = lane & 1, upper = lane & 2;
@@ -23,8 +25,9 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
   }
 }
 
-// Stores a fragment of 16 rows by kSize·2 columns, times `scale`. row0 and column0 are the fragment's
-// origin in the tensor slice that `slice` points at; rows ≥ rows and columns ≥ columns are dropped.
+// Stores a fragment of 16 rows by kSize·2 columns, times `scale`. row0 and column0 are the
+// fragment's origin in the tensor slice that `slice` points at; rows ≥ rows and columns ≥ columns
+// are dropped.
 template <typename Element, int kSize>
 __device__ __forceinline__ void store_fragment(float const (&x)[kSize], float scale, Element* slice,
                                                int64_t row_stride, int row0, int column0, int rows,

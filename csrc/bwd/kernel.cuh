@@ -1,9 +1,9 @@
 // The main kernel: dQ (as ordered fp32 sums), dK and dV of one attention backward.
 //
-// A persistent CTA takes tickets; a ticket is one or more chains; a chain is one KV tile, whose K and V
-// stay in shared memory and whose dK and dV stay in registers while Q and dO stream by. Each step's
-// share of dQ is added to global memory when the q tile's turn counter says so, which fixes the order of
-// every sum whatever the timing.
+// A persistent CTA takes tickets; a ticket is one or more chains; a chain is one KV tile, whose K
+// and V stay in shared memory and whose dK and dV stay in registers while Q and dO stream by. Each
+// step's share of dQ is added to global memory when the q tile's turn counter says so, which fixes
+// the order of every sum whatever the timing.
 //
 //   role       threads                  does
 //   planner    warp 0, one lane         tickets, schedule, step descriptors
@@ -12,25 +12,25 @@
 //              one lane each            over steps
 //   MMA        warpgroups 1, 2          the five products, softmax gradient, dK and dV
 //
-// Steps flow through two rings of kStages slots (Q with lse and descriptor; dO with delta), one slot of
-// K, one of V, kDsStages of dS between the MMA warpgroups, and one staging buffer of dQ between them and
-// the writers (barriers.h has every barrier).
+// Steps flow through two rings of kStages slots (Q with lse and descriptor; dO with delta), one
+// slot of K, one of V, kDsStages of dS between the MMA warpgroups, and one staging buffer of dQ
+// between them and the writers (barriers.h has every barrier).
 //
 //   loader     │ Q,dO 0 │ V,K │ Q,dO 1 │ · wait slot │ Q,dO 2 │ …
 //   MMA        │ · wait │ step 0: S dP dV dQ dK │ step 1 │ …            │ store dK, dV │ next chain
 //   writer 0   │ read descriptor 0, wait turn ····· │ add 0, pass turn │ ····· add 2 …
 //   writer 1   │ read descriptor 1, wait turn ················· │ add 1, pass turn │ …
 //
-// Progress: in every CTA the oldest unfinished step depends only on its turn, and its turn only on older
-// tickets (acyclic schedules) or on chains that are resident with it (cyclic ones, launched
+// Progress: in every CTA the oldest unfinished step depends only on its turn, and its turn only on
+// older tickets (acyclic schedules) or on chains that are resident with it (cyclic ones, launched
 // cooperatively).
 #pragma once
 
 #include "../sm90/registers.cuh"
 #include "barriers.h"
 #include "dq_writer.cuh"
-#include "mma.cuh"
 #include "loader.cuh"
+#include "mma.cuh"
 #include "planner.cuh"
 
 namespace dash {

@@ -54,8 +54,8 @@ inline auto tensor_map_encoder() {
   return encode;
 }
 
-// A (head_dim, rows, heads, batch) map of a tensor. Batch and head are dimensions of their own, so that
-// a box past the end of a sequence reads zeros and never a neighbour.
+// A (head_dim, rows, heads, batch) map of a tensor. Batch and head are dimensions of their own, so
+// that a box past the end of a sequence reads zeros and never a neighbour.
 template <typename Element>
 CUtensorMap tensor_map(TensorView const& t, int head_dim, int rows, int heads, int batch,
                        int box_rows) {
@@ -75,10 +75,10 @@ CUtensorMap tensor_map(TensorView const& t, int head_dim, int rows, int heads, i
   cuuint32_t const box[kRank] = {64, u32(box_rows), 1, 1};
   cuuint32_t const steps[kRank] = {1, 1, 1, 1};
   CUtensorMap map;
-  CUresult const result = tensor_map_encoder()(
-      &map, kType, kRank, t.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CUresult const result =
+      tensor_map_encoder()(&map, kType, kRank, t.data, sizes, strides, box, steps,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw std::runtime_error("dash: cuTensorMapEncodeTiled failed with error " +
                              std::to_string(static_cast<int>(result)));
@@ -146,8 +146,8 @@ template <typename Element, typename Config>
 int resident_on_current_device(int device) {
   auto* const kernel = attention_backward<Element, Config>;
   constexpr int kSharedBytes = sizeof(SharedStorage<Element, Config>);
-  DASH_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       kSharedBytes));
+  DASH_CHECK_CUDA(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   int sms = 0, per_sm = 0;
   DASH_CHECK_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
   DASH_CHECK_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, Config::kThreads,

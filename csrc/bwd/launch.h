@@ -1,5 +1,6 @@
-// The backward pass as the host calls it: addresses, strides and sizes in, errors out as exceptions.
-// Knows no Python and no Torch; needs no GPU or driver to be compiled, linked or loaded.
+// The backward pass as the host calls it: addresses, strides and sizes in, errors out as
+// exceptions. Knows no Python and no Torch; needs no GPU or driver to be compiled, linked or
+// loaded.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +43,7 @@ struct BackwardArgs {
   size_t workspace_bytes = 0;
   int device = 0;          // the device all addresses belong to; need not be the current one
   void* stream = nullptr;  // a cudaStream_t of that device
-  int max_ctas = 0;        // of the main kernel's grid; 0: as many as are resident. Never changes bits
+  int max_ctas = 0;  // of the main kernel's grid; 0: as many as are resident. Never changes bits
 };
 
 struct TileShape {
@@ -63,7 +64,8 @@ size_t workspace_bytes(Problem const& problem, int head_dim);
 // before anything was enqueued where that can be known.
 void backward(BackwardArgs const& args);
 
-// CTAs of the main kernel that are resident together on `device`: what cyclic schedules may count on.
+// CTAs of the main kernel that are resident together on `device`: what cyclic schedules may count
+// on.
 int resident_ctas(int device, DType dtype, int head_dim);
 
 }  // namespace dash

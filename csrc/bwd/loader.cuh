@@ -25,8 +25,8 @@ class Loader {
         ++ends;
         continue;
       }
-      // Q and dO of a chain's first step go out before K and V: their stages are free while the last
-      // chain still multiplies with its K.
+      // Q and dO of a chain's first step go out before K and V: their stages are free while the
+      // last chain still multiplies with its K.
       load_step(step);
       if (step.flags & kFirstOfChain) load_kv(step);
     }
@@ -57,8 +57,7 @@ class Loader {
 
     mbarrier_wait(smem_.dout_empty[stage], ring_.parity() ^ 1, "dout_empty");
     mbarrier_arrive_expect_bytes(smem_.dout_full[stage], kTileBytes + kVectorBytes);
-    bulk_load(smem_.delta[stage], params_.delta + padded_row, kVectorBytes,
-              smem_.dout_full[stage]);
+    bulk_load(smem_.delta[stage], params_.delta + padded_row, kVectorBytes, smem_.dout_full[stage]);
     load_tile<Config::kTileQ>(smem_.dout[stage], params_.dout, smem_.dout_full[stage], row,
                               step.head, step.batch);
     ring_.advance();

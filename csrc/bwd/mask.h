@@ -1,5 +1,5 @@
-// Which scores exist. Pure index arithmetic, shared by the producer (which steps need masking) and the
-// MMA warpgroups (which elements).
+// Which scores exist. Pure index arithmetic, shared by the producer (which steps need masking) and
+// the MMA warpgroups (which elements).
 #pragma once
 
 #include "../schedule/problem.h"
@@ -14,8 +14,8 @@ constexpr bool step_needs_mask(Problem const& p, int q_tile, int kv_tile) {
   return p.causal && last_column > q_tile * p.tile_q + p.offset();
 }
 
-// The first row of a q tile (counted from the tile's start) that key column `column` contributes to;
-// not below kTileQ if there is none in this tile.
+// The first row of a q tile (counted from the tile's start) that key column `column` contributes
+// to; not below kTileQ if there is none in this tile.
 constexpr int first_visible_row(Problem const& p, int q_tile, int column) {
   if (column >= p.seqlen_k) return p.tile_q;
   return p.causal ? column - p.offset() - q_tile * p.tile_q : 0;

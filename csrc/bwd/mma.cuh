@@ -1,12 +1,10 @@
 // The MMA warpgroups: one step is five products and the pointwise work between them.
 //
-// What one warpgroup keeps the tensor core busy with, and what its registers do meanwhile (the other
-// warpgroup fills the gaps):
+// What one warpgroup keeps the tensor core busy with, and what its registers do meanwhile (the
+// other warpgroup fills the gaps):
 //
-//   tensor core  S(i) ──────── │ dP ──────── │ dV ──────────── │ dK ─────────────── │ dQ ── │ S(i+1) …
-//   registers    stage dQ(i-1) │ exp2, mask  │ dS, store dS    │ wait for the other │       │ stage dQ(i)
-//                                                                warpgroup's dS
-
+//   tensor core  S(i) │ dK(i-1) ─── dQ(i-1) │ dP(i) ────────── dV(i) ──── │ S(i+1) …
+//   registers         │ exp2, mask, P(i)    │ stage dQ(i-1)  dS(i), store │
 #pragma once
 
 #include "../sm90/bulk_reduce.cuh"
@@ -26,8 +24,8 @@ __device__ __forceinline__ void arrive_once_per_warp(Mbarrier& barrier) {
   if (threadIdx.x % kWarp == 0) mbarrier_arrive(barrier);
 }
 
-// Stores this warp's 16 rows (kv) of dS^T into the swizzled (q, kv) tile. Matrix m = lane / 8 of the
-// four that one stmatrix writes is (columns 8(g + m/2), rows + 8(m % 2)), in fragment order.
+// Stores this warp's 16 rows (kv) of dS^T into the swizzled (q, kv) tile. Matrix m = lane / 8 of
+// the four that one stmatrix writes is (columns 8(g + m/2), rows + 8(m % 2)), in fragment order.
 template <typename Config>
 __device__ __forceinline__ void store_ds(void* tile, uint32_t const (&ds)[Config::kTileQ / 4],
                                          int kv_row) {
@@ -63,8 +61,9 @@ class MmaWarpgroup {
   __device__ __forceinline__ void run() {
     int flags = receive_step();
     while (!(flags & kEndOfWork)) {
-      // Cleared, not overwritten by the first product: as long as dK and dV are alive everywhere, the two
-      // copies of step() agree on registers. Otherwise ptxas moves them about, spills and serialises.
+      // Cleared, not overwritten by the first product: as long as dK and dV are alive everywhere,
+      // the two copies of step() agree on registers. Otherwise ptxas moves them about, spills and
+      // serialises.
 #pragma unroll
       for (int i = 0; i < P::kKvFragment; ++i) dk_[i] = dv_[i] = 0.f;
       step</*kFirst=*/true>(flags);
@@ -84,82 +83,111 @@ class MmaWarpgroup {
     return smem_.steps[slot_of<Config::kStages>(count_)].flags;
   }
 
-  // Before and after: nothing in flight; dS of the last step stored, its dQ not yet begun.
+  // Before and after: nothing in flight; dS of the last step in shared memory and in ds_, and
+  // neither dK nor dQ of it begun (none in the first step of a chain).
   template <bool kFirst>
   __device__ __forceinline__ void step(int flags) {
     using namespace cute;
     forget_addresses();
     int const stage = slot_of<Config::kStages>(count_);
-    // Local, so that each step's are new to the compiler: a product reads its accumulators, and as members
-    // they would all stay alive from step to step.
+    // Local, so that each step's are new to the compiler: a product reads its accumulators, and as
+    // members they would all stay alive from step to step.
     float s[P::kScoreFragment], dp[P::kScoreFragment], dq[P::kDqFragment];
+    float lse_log2[P::kScoreFragment / 2], delta[P::kScoreFragment / 2];
+
+    // Loads go out before the products: behind them they would wait for the tensor core to take
+    // those.
+    float const* const own_lse = &smem_.lse_log2[stage][first_column()];
+    load_columns<0, Config::kEarlyLse>(lse_log2, own_lse);
     if constexpr (kFirst) mbarrier_wait(smem_.k_full, kv_parity_, "k_full");
     issue_scores(s, stage);
-    if constexpr (!kFirst) issue_last_dq(dq);
-    float lse_log2[P::kScoreFragment / 2];
-    float const* const own_lse = &smem_.lse_log2[stage][first_column()];
-    if constexpr (Config::kRegistersToSpare) load_columns(lse_log2, own_lse);
-    wgmma_wait<kFirst ? 0 : 1>();  // S
+    if constexpr (!kFirst) begin_late_products(dq);
+    wgmma_wait<kFirst ? 0 : Config::kRegistersToSpare ? 2 : 1>();  // S
     auto S = make_tensor(&s[0], P::score_layout());
     wgmma_fence(S);
-    if constexpr (!Config::kRegistersToSpare) load_columns(lse_log2, own_lse);
+    load_columns<Config::kEarlyLse, P::kScoreFragment / 2>(lse_log2, own_lse);
     probabilities(s, lse_log2, params_.scale_log2);
     if (flags & kMasked) hide_scores(s, smem_.steps[stage]);
+    uint32_t p[P::kScoreFragment / 2];
+    if constexpr (Config::kRegistersToSpare) to_operand<Element>(p, s);
 
-    uint32_t p_packed[P::kScoreFragment / 2], ds_packed[P::kScoreFragment / 2];
+    forget_addresses();
     mbarrier_wait(smem_.dout_full[stage], parity_of<Config::kStages>(count_), "dout_full");
-    if constexpr (Config::kRegistersToSpare) {
-      to_operand<Element>(p_packed, s);
-      issue_kv(dv_, p_packed, smem_.dout, stage, true);
-    }
     if constexpr (!kFirst) {
-      wgmma_wait<Config::kRegistersToSpare ? 1 : 0>();  // dQ of the previous step
-      stage_dq(dq);
+      wgmma_wait<0>();
+      end_late_products(dq);
     }
     if constexpr (kFirst) mbarrier_wait(smem_.v_full, kv_parity_, "v_full");
+    if constexpr (Config::kRegistersToSpare) issue_kv(dv_, p, smem_.dout, stage);
     issue_output_scores(dp, stage);
-    wgmma_wait<0>();  // dV, dP
+    if constexpr (!kFirst) hand_over_dq();
+
+    wgmma_wait<0>();  // dP, dV
     auto dP = make_tensor(&dp[0], P::score_layout());
     wgmma_fence(dP);
     if (flags & kLastOfChain) arrive_once_per_warp(smem_.v_empty);
-    score_gradients(dp, s, &smem_.delta[stage][first_column()]);
-    to_operand<Element>(ds_packed, dp);
-    store_ds<Config>(&smem_.ds[slot_of<Config::kDsStages>(count_)][0], ds_packed, kv_row());
+    load_columns<0, P::kScoreFragment / 2>(delta, &smem_.delta[stage][first_column()]);
+    score_gradients(dp, s, delta);
+    to_operand<Element>(ds_, dp);
+    store_ds<Config>(&smem_.ds[slot_of<Config::kDsStages>(count_)][0], ds_, kv_row());
     fence_proxy_async_shared();
     arrive_once_per_warp(smem_.ds_full[slot_of<Config::kDsStages>(count_)]);
     if constexpr (!Config::kRegistersToSpare) {
-      to_operand<Element>(p_packed, s);
-      issue_kv(dv_, p_packed, smem_.dout, stage, true);
-      wgmma_wait<0>();
+      to_operand<Element>(p, s);
+      issue_kv(dv_, p, smem_.dout, stage);
+      issue_kv(dk_, ds_, smem_.q, stage);
     }
-    arrive_once_per_warp(smem_.dout_empty[stage]);
-    issue_kv(dk_, ds_packed, smem_.q, stage, true);
-    wgmma_wait<0>();  // dK
+    wgmma_wait<0>();  // dV, and dK where it was issued
     fence_kv();
-    if (!(flags & kLastOfChain)) arrive_once_per_warp(smem_.q_empty[stage]);
+    arrive_once_per_warp(smem_.dout_empty[stage]);
     ++count_;
   }
 
   __device__ __forceinline__ void end_chain() {
     StepDescriptor const step = smem_.steps[slot_of<Config::kStages>(count_ - 1)];
     float dq[P::kDqFragment];
-    issue_last_dq(dq);
+    begin_late_products(dq);
     wgmma_wait<0>();
     arrive_once_per_warp(smem_.k_empty);
     kv_parity_ ^= 1;
-    arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
-    stage_dq(dq);
+    end_late_products(dq);
+    hand_over_dq();
     store_kv_gradients<Element, Config>(params_, step, dk_, dv_, kv_row());
   }
 
-  // dQ needs the dS of both warpgroups. It is begun one step late, so that they need not keep in step: one
-  // multiplies while the other does pointwise work. Two buffers of dS suffice: to write one again a
-  // warpgroup must have seen the next step's ds_full, and before that the other one waited for its dQ.
-  __device__ __forceinline__ void issue_last_dq(float (&dq)[P::kDqFragment]) {
+  // dQ of the last step, and dK where registers allow, begin one step late: they keep the tensor
+  // core busy during the next step's exp2, and the warpgroups, which need each other's dS for dQ,
+  // need not keep in step. Two buffers of dS suffice: to write one again a warpgroup must have seen
+  // the next step's ds_full, and before that the other one waited for its dQ.
+  __device__ __forceinline__ void begin_late_products(float (&dq)[P::kDqFragment]) {
     uint32_t const last = count_ - 1;
+    if constexpr (Config::kRegistersToSpare)
+      issue_kv(dk_, ds_, smem_.q, slot_of<Config::kStages>(last));
     mbarrier_wait(smem_.ds_full[slot_of<Config::kDsStages>(last)],
                   parity_of<Config::kDsStages>(last), "ds_full");
     issue_dq(dq, slot_of<Config::kDsStages>(last));
+  }
+
+  // After the wait for them: Q is free, and dQ goes to the staging buffer, which the one before it
+  // must have left. In fragment order: the sums are private, so a thread's floats stay together.
+  __device__ __forceinline__ void end_late_products(float (&dq)[P::kDqFragment]) {
+    auto dQ = cute::make_tensor(&dq[0], P::dq_layout());
+    wgmma_fence(dQ);
+    fence_kv();
+    arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
+    if (count_ >= 2)
+      mbarrier_wait(smem_.dq_empty[slot_of<Config::kDqWriters>(count_ - 2)],
+                    parity_of<Config::kDqWriters>(count_ - 2), "dq_empty");
+    float4* const staged = reinterpret_cast<float4*>(smem_.dq);
+#pragma unroll
+    for (int i = 0; i < P::kDqFragment / 4; ++i)
+      staged[DqFragment<Config>::float4_index(thread_, i)] =
+          make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+  }
+
+  __device__ __forceinline__ void hand_over_dq() {
+    fence_proxy_async_shared();
+    arrive_once_per_warp(smem_.dq_full[slot_of<Config::kDqWriters>(count_ - 1)]);
   }
 
   // S^T = K Q^T
@@ -192,8 +220,7 @@ class MmaWarpgroup {
   template <int kPacked, int kStages, int kElements>
   __device__ __forceinline__ void issue_kv(float (&gradient)[P::kKvFragment],
                                            uint32_t (&packed)[kPacked],
-                                           Element (&tiles)[kStages][kElements], int stage,
-                                           bool accumulate) {
+                                           Element (&tiles)[kStages][kElements], int stage) {
     using namespace cute;
     typename P::KvGradients tiled_mma;
     auto const mma = tiled_mma.get_slice(warpgroup_ * kWarpgroup);
@@ -202,7 +229,7 @@ class MmaWarpgroup {
     auto acc = make_tensor(&gradient[0], P::kv_layout());
     wgmma_fence(acc);
     wgmma_begin();
-    wgmma_issue(tiled_mma, a, mma.partition_fragment_B(transposed)(_, _, _, stage), acc, accumulate);
+    wgmma_issue(tiled_mma, a, mma.partition_fragment_B(transposed)(_, _, _, stage), acc, true);
   }
 
   // dQ = dS K
@@ -219,28 +246,12 @@ class MmaWarpgroup {
                 mma.partition_fragment_B(sKt), dQ, false);
   }
 
-  __device__ __forceinline__ void hide_scores(float (&s)[P::kScoreFragment], StepDescriptor const& step) {
+  __device__ __forceinline__ void hide_scores(float (&s)[P::kScoreFragment],
+                                              StepDescriptor const& step) {
     int const column = step.kv_tile * Config::kTileKv + kv_row() + thread_ % kWarp / 4;
     Problem const& p = params_.problem;
     hide(s, first_visible_row(p, step.q_tile, column) - first_column(),
          first_visible_row(p, step.q_tile, column + 8) - first_column());
-  }
-
-  // In fragment order: the sums are private, so a thread's floats stay together.
-  __device__ __forceinline__ void stage_dq(float (&dq)[P::kDqFragment]) {
-    auto dQ = cute::make_tensor(&dq[0], P::dq_layout());
-    wgmma_fence(dQ);
-    // This is the dQ of step count_ - 1; the one before it must have left the buffer.
-    if (count_ >= 2)
-      mbarrier_wait(smem_.dq_empty[slot_of<Config::kDqWriters>(count_ - 2)],
-                    parity_of<Config::kDqWriters>(count_ - 2), "dq_empty");
-    float4* const staged = reinterpret_cast<float4*>(smem_.dq);
-#pragma unroll
-    for (int i = 0; i < P::kDqFragment / 4; ++i)
-      staged[DqFragment<Config>::float4_index(thread_, i)] =
-          make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-    fence_proxy_async_shared();
-    arrive_once_per_warp(smem_.dq_full[slot_of<Config::kDqWriters>(count_ - 1)]);
   }
 
   __device__ __forceinline__ void fence_kv() {
@@ -250,14 +261,15 @@ class MmaWarpgroup {
     wgmma_fence(dV);
   }
 
-  __device__ int kv_row() const { return thread_ / kWarp * 16; }    // this warp's first of the KV tile
+  __device__ int kv_row() const {
+    return thread_ / kWarp * 16;
+  }  // this warp's first of the KV tile
   __device__ int first_column() const { return 2 * (thread_ % 4); }  // this thread's first of S^T
 
-  // Hides where thread_ and warpgroup_ come from, so that what follows from them (addresses, descriptors)
-  // is computed again in each step: kept across the loop it costs 28 registers that are not there.
-  __device__ void forget_addresses() {
-    asm volatile("" : "+r"(thread_), "+r"(warpgroup_));
-  }
+  // Hides where thread_ and warpgroup_ come from, so that what follows from them (addresses,
+  // descriptors) is computed again in each step: kept across the loop it costs 28 registers that
+  // are not there.
+  __device__ void forget_addresses() { asm volatile("" : "+r"(thread_), "+r"(warpgroup_)); }
 
   __device__ static typename P::Scores scores_mma() { return {}; }
 
@@ -270,6 +282,7 @@ class MmaWarpgroup {
   uint32_t kv_parity_ = 0;
 
   float dk_[P::kKvFragment], dv_[P::kKvFragment];
+  uint32_t ds_[P::kScoreFragment / 2];  // dS^T of the last step, operand of its dK
 };
 
 }  // namespace dash

@@ -16,10 +16,10 @@ struct MainParams {
   CUtensorMap k, v;     // boxes of (64 columns, kTileKv rows), 128-byte swizzle
   Problem problem;
   Strategy strategy;
-  bool cyclic;          // of the strategy
-  Ticket num_tickets;   // of the strategy for this problem
-  int num_ctas;         // of the grid
-  int q_tiles, group;   // of the problem
+  bool cyclic;         // of the strategy
+  Ticket num_tickets;  // of the strategy for this problem
+  int num_ctas;        // of the grid
+  int q_tiles, group;  // of the problem
   int head_dim;
   float scale_log2;     // softmax_scale · log2 e: turns S into the exponent of 2
   float softmax_scale;  // of dK and dQ

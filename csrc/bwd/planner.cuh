@@ -1,6 +1,6 @@
-// The planner: one thread that takes tickets, asks the schedule, and writes step descriptors. The only
-// code of the kernel that knows a strategy. A warp of its own, so that the schedule's state costs no
-// other role a register and its divisions no load a delay.
+// The planner: one thread that takes tickets, asks the schedule, and writes step descriptors. The
+// only code of the kernel that knows a strategy. A warp of its own, so that the schedule's state
+// costs no other role a register and its divisions no load a delay.
 #pragma once
 
 #include "../schedule/any_schedule.h"
@@ -32,9 +32,10 @@ class Planner {
   }
 
  private:
-  // The next ticket is taken while the last chain drains. Acyclic schedules allow that to any CTA. In a
-  // cyclic one the drained chain may wait for the very ticket that is taken, if both are of one group;
-  // tickets dealt out round robin never are, because a group has at most num_ctas of them.
+  // The next ticket is taken while the last chain drains. Acyclic schedules allow that to any CTA.
+  // In a cyclic one the drained chain may wait for the very ticket that is taken, if both are of
+  // one group; tickets dealt out round robin never are, because a group has at most num_ctas of
+  // them.
   __device__ bool take_ticket() {
     Ticket const ticket = params_.cyclic ? smem_.planned_ticket + params_.num_ctas
                                          : atomicAdd(params_.next_ticket, 1);

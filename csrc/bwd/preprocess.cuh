@@ -1,7 +1,7 @@
 // Before the main kernel: delta, lse·log2 e, counters, and the gradients nothing will reach.
 //
-// One CTA a q tile. It also writes the padding rows of the two vectors, so that the main kernel copies
-// whole tiles of them: lse_log2 = +inf makes P = 0 there, delta = 0 makes dS = 0.
+// One CTA a q tile. It also writes the padding rows of the two vectors, so that the main kernel
+// copies whole tiles of them: lse_log2 = +inf makes P = 0 there, delta = 0 makes dS = 0.
 #pragma once
 
 #include <cute/numeric/numeric_types.hpp>
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   Element const* const out = head_of<Element>(params.out, batch, head);
   Element const* const dout = head_of<Element>(params.dout, batch, head);
   Element* const dq = head_of<Element>(params.dq, batch, head);
-  float const* const lse = params.lse.data + batch * params.lse.batch_stride +
-                           head * params.lse.head_stride;
+  float const* const lse =
+      params.lse.data + batch * params.lse.batch_stride + head * params.lse.head_stride;
 #pragma unroll
   for (int first = 0; first < Config::kTileQ; first += kRows) {
     int const in_tile = first + threadIdx.x / kLanes;
@@ -57,13 +57,12 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     bool const row_exists = row < p.seqlen_q;
     float delta = 0.f;
     if (row_exists && column_exists) {
-      uint4 const o =
-          *reinterpret_cast<uint4 const*>(out + row * params.out.seq_stride + column);
-      uint4 const d =
-          *reinterpret_cast<uint4 const*>(dout + row * params.dout.seq_stride + column);
+      uint4 const o = *reinterpret_cast<uint4 const*>(out + row * params.out.seq_stride + column);
+      uint4 const d = *reinterpret_cast<uint4 const*>(dout + row * params.dout.seq_stride + column);
       delta = dot_16_bytes<Element>(o, d);
       if (!reached)
-        *reinterpret_cast<uint4*>(dq + row * params.dq.seq_stride + column) = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4*>(dq + row * params.dq.seq_stride + column) =
+            make_uint4(0, 0, 0, 0);
     }
 #pragma unroll
     for (int distance = kLanes / 2; distance > 0; distance /= 2)

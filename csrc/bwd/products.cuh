@@ -6,8 +6,8 @@
 //   dK  += dS^T Q   (kv, d)   dS^T from registers
 //   dQ   = dS K     (q, d)    dS from shared memory: it needs the rows of both warpgroups
 //
-// Each warpgroup owns 64 rows of kv. dQ is split so that each warpgroup holds a 64 × 64 part: columns
-// for head dimension 128, rows for 64.
+// Each warpgroup owns 64 rows of kv. dQ is split so that each warpgroup holds a 64 × 64 part:
+// columns for head dimension 128, rows for 64.
 #pragma once
 
 #include <cute/atom/mma_traits_sm90_gmma.hpp>
@@ -54,12 +54,13 @@ struct Products {
       cute::GMMA::rs_op_selector<Element, Element, float, cute::Shape<TileKv, HeadDim, TileQ>, kK,
                                  kMn>(),
       cute::Layout<cute::Shape<Warpgroups, cute::_1, cute::_1>>{}));
+  using DqColumns = cute::Int<Config::kHeadDim / (Config::kDqByColumns ? 2 : 1)>;
   using DqSplit =
-      cute::conditional_t<Config::kHeadDim == 128, cute::Shape<cute::_1, Warpgroups, cute::_1>,
+      cute::conditional_t<Config::kDqByColumns, cute::Shape<cute::_1, Warpgroups, cute::_1>,
                           cute::Shape<Warpgroups, cute::_1, cute::_1>>;
   using QGradients = decltype(cute::make_tiled_mma(
-      cute::GMMA::ss_op_selector<Element, Element, float,
-                                 cute::Shape<cute::_64, cute::_64, TileKv>, kMn, kMn>(),
+      cute::GMMA::ss_op_selector<Element, Element, float, cute::Shape<cute::_64, DqColumns, TileKv>,
+                                 kMn, kMn>(),
       cute::Layout<DqSplit>{}));
 
   // Floats a thread holds of each accumulator.
@@ -68,8 +69,7 @@ struct Products {
   static constexpr int kDqFragment = Config::kDqFragment;
 
   static constexpr auto score_layout() {
-    return cute::make_layout(
-        cute::partition_shape_C(Scores{}, cute::Shape<TileKv, TileQ>{}));
+    return cute::make_layout(cute::partition_shape_C(Scores{}, cute::Shape<TileKv, TileQ>{}));
   }
   static constexpr auto operand_layout() {  // P^T or dS^T in 16 bit
     return cute::make_layout(cute::partition_shape_A(KvGradients{}, cute::Shape<TileKv, TileQ>{}));

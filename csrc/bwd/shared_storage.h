@@ -7,8 +7,8 @@
 
 namespace dash {
 
-// Operand tiles are stored as TMA writes them: blocks of 64 columns, each (rows, 64) with the 128-byte
-// swizzle, which repeats every 1,024 bytes; hence the alignment.
+// Operand tiles are stored as TMA writes them: blocks of 64 columns, each (rows, 64) with the
+// 128-byte swizzle, which repeats every 1,024 bytes; hence the alignment.
 template <typename Element, typename Config>
 struct alignas(1024) SharedStorage {
   Element k[Config::kTileKv * Config::kHeadDim];

@@ -1,7 +1,7 @@
 // The pointwise mathematics between the products, on accumulator fragments of S^T and dP^T.
 //
-// A fragment of 4·G floats holds, for g < G: rows r and r + 8 (key columns of the problem) by columns
-// 8g and 8g + 1 counted from the thread's own first column (query rows):
+// A fragment of 4·G floats holds, for g < G: rows r and r + 8 (key columns of the problem) by
+// columns 8g and 8g + 1 counted from the thread's own first column (query rows):
 //   [4g] = (r, 8g)   [4g + 1] = (r, 8g + 1)   [4g + 2] = (r + 8, 8g)   [4g + 3] = (r + 8, 8g + 1)
 #pragma once
 
@@ -15,11 +15,12 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// The fragment's columns of a vector in shared memory; `vector` points at the thread's first column.
-template <int kColumns>
+// Columns kFirst … kLast - 1 of the fragment, of a vector in shared memory; `vector` points at the
+// thread's first column.
+template <int kFirst, int kLast, int kColumns>
 __device__ __forceinline__ void load_columns(float (&x)[kColumns], float const* vector) {
 #pragma unroll
-  for (int i = 0; i < kColumns; i += 2) {
+  for (int i = kFirst; i < kLast; i += 2) {
     float2 const pair = *reinterpret_cast<float2 const*>(vector + 4 * i);
     x[i] = pair.x;
     x[i + 1] = pair.y;
@@ -35,9 +36,10 @@ __device__ __forceinline__ void probabilities(float (&s)[kSize], float const (&l
     s[i] = exp2_approx(fmaf(s[i], scale_log2, -lse_log2[i / 4 * 2 + i % 2]));
 }
 
-// Hides scores by clearing P, not by S = −inf: that stays right for a negative or zero scale, and it
-// removes what exp(0 − lse) made of zero-filled key columns, which overflows for lse < −88.
-// first_row_*: the first visible column of the fragment's upper and lower row, from the thread's own.
+// Hides scores by clearing P, not by S = −inf: that stays right for a negative or zero scale, and
+// it removes what exp(0 − lse) made of zero-filled key columns, which overflows for lse < −88.
+// first_row_*: the first visible column of the fragment's upper and lower row, from the thread's
+// own.
 template <int kSize>
 __device__ __forceinline__ void hide(float (&p)[kSize], int first_upper, int first_lower) {
 #pragma unroll
@@ -52,15 +54,9 @@ __device__ __forceinline__ void hide(float (&p)[kSize], int first_upper, int fir
 // dP becomes dS = P ∘ (dP − delta), not yet scaled by softmax_scale.
 template <int kSize>
 __device__ __forceinline__ void score_gradients(float (&dp)[kSize], float const (&p)[kSize],
-                                                float const* delta) {
+                                                float const (&delta)[kSize / 2]) {
 #pragma unroll
-  for (int i = 0; i < kSize; i += 4) {
-    float2 const d = *reinterpret_cast<float2 const*>(delta + 2 * i);
-    dp[i] = p[i] * (dp[i] - d.x);
-    dp[i + 1] = p[i + 1] * (dp[i + 1] - d.y);
-    dp[i + 2] = p[i + 2] * (dp[i + 2] - d.x);
-    dp[i + 3] = p[i + 3] * (dp[i + 3] - d.y);
-  }
+  for (int i = 0; i < kSize; ++i) dp[i] = p[i] * (dp[i] - delta[i / 4 * 2 + i % 2]);
 }
 
 // Two fp32 values to one register of two 16-bit elements, round to nearest even.
@@ -71,8 +67,8 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return reinterpret_cast<uint32_t const&>(pair);
 }
 
-// A fragment in 16 bit. The order of the accumulator fragment is that of the A operand fragment of the
-// next product: pairs of columns become pairs of k.
+// A fragment in 16 bit. The order of the accumulator fragment is that of the A operand fragment of
+// the next product: pairs of columns become pairs of k.
 template <typename Element, int kSize>
 __device__ __forceinline__ void to_operand(uint32_t (&packed)[kSize / 2], float const (&x)[kSize]) {
 #pragma unroll

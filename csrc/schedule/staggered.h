@@ -1,5 +1,6 @@
-// staggered: the tickets of several heads interleaved tile by tile, long chains first; rows down, KV tiles
-// added in ascending order. Full and causal masks, any seqlen_q and seqlen_k, no residency to ask for.
+// staggered: the tickets of several heads interleaved tile by tile, long chains first; rows down,
+// KV tiles added in ascending order. Full and causal masks, any seqlen_q and seqlen_k, no residency
+// to ask for.
 //
 // Two chains of a head that start together want every q tile together, and the later one falls
 // behind by one hand-off for good. A head that fills the chip by itself pays that for each of its
@@ -11,8 +12,8 @@
 // window lives in L2; all of it streams from memory once for each kTilesAbreast KV tiles, at 600
 // TFLOPS 5.6 TB/s divided by kTilesAbreast.
 //
-// Under the causal mask long chains first is the longest-processing-time rule: the launch ends with the
-// shortest chains of all, for every number of tiles and of SMs.
+// Under the causal mask long chains first is the longest-processing-time rule: the launch ends with
+// the shortest chains of all, for every number of tiles and of SMs.
 //
 // Acyclic: in a head the turns ascend with the tickets.
 #pragma once
@@ -35,8 +36,8 @@ struct Staggered {
 
   constexpr Chain chain(Ticket ticket, int) const {
     int const n = problem.kv_tiles();
-    HeadBlock const block = block_of(ticket, n, problem.batch * problem.kv_heads,
-                                     kTicketsInFlight / kTilesAbreast);
+    HeadBlock const block =
+        block_of(ticket, n, problem.batch * problem.kv_heads, kTicketsInFlight / kTilesAbreast);
     int const in_block = ticket - block.first * n;
     return chain_of(problem, block.first + in_block % block.heads, in_block / block.heads);
   }

@@ -22,9 +22,8 @@ enum class Strategy : int {
 };
 
 inline constexpr Strategy kStrategies[] = {
-    Strategy::kAscending, Strategy::kDescending,     Strategy::kSpt,
-    Strategy::kShift,     Strategy::kSymmetricShift, Strategy::kZigzag,
-    Strategy::kStaggered};
+    Strategy::kAscending,      Strategy::kDescending, Strategy::kSpt,      Strategy::kShift,
+    Strategy::kSymmetricShift, Strategy::kZigzag,     Strategy::kStaggered};
 
 // Calls f with the schedule type's value for `problem`: f(Ascending{problem}) and so on.
 template <typename F>

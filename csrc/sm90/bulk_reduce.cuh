@@ -1,7 +1,7 @@
 // Bulk copies from shared to global memory, and the two waits that must never be confused.
 //
-// Bulk groups belong to the issuing thread: the thread that issues a copy commits it, waits for it and
-// acts on its completion.
+// Bulk groups belong to the issuing thread: the thread that issues a copy commits it, waits for it
+// and acts on its completion.
 #pragma once
 
 #include "mbarrier.cuh"
@@ -16,10 +16,10 @@ __device__ __forceinline__ void bulk_store(void* global, void const* shared, int
 
 // Adds fp32 elementwise, rounding to nearest even; subnormal inputs and results become zero.
 __device__ __forceinline__ void bulk_reduce_add(float* global, float const* shared, int bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                   global),
-               "r"(shared_address(shared)), "r"(bytes)
-               : "memory");
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+      "r"(shared_address(shared)), "r"(bytes)
+      : "memory");
 }
 
 __device__ __forceinline__ void bulk_commit() {

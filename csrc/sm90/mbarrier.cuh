@@ -1,5 +1,5 @@
-// mbarriers in shared memory. A wait is by parity and sees one phase back, no more: whoever may skip a
-// phase of a barrier needs a barrier of its own.
+// mbarriers in shared memory. A wait is by parity and sees one phase back, no more: whoever may
+// skip a phase of a barrier needs a barrier of its own.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +20,23 @@ __device__ __forceinline__ void mbarrier_init(Mbarrier& barrier, int arrivals) {
                : "memory");
 }
 
-// Makes initialised barriers visible to the copy engine; the threads of the CTA need a barrier on top.
+// Makes initialised barriers visible to the copy engine; the threads of the CTA need a barrier on
+// top.
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 __device__ __forceinline__ void mbarrier_arrive(Mbarrier& barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier))
+               : "memory");
 }
 
 // One arrival that also announces `bytes` the copy engine will deliver in this phase.
 __device__ __forceinline__ void mbarrier_arrive_expect_bytes(Mbarrier& barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(&barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
 __device__ __forceinline__ bool mbarrier_test(Mbarrier& barrier, uint32_t parity) {
@@ -51,7 +53,8 @@ __device__ __forceinline__ bool mbarrier_test(Mbarrier& barrier, uint32_t parity
   return done != 0;
 }
 
-__device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, uint32_t parity, char const* fact) {
+__device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, uint32_t parity,
+                                              char const* fact) {
   Watchdog const watchdog(fact, static_cast<int>(shared_address(&barrier)),
                           static_cast<int>(parity));
   while (!mbarrier_test(barrier, parity)) watchdog.check();
@@ -67,9 +70,9 @@ __device__ __forceinline__ uint32_t parity_of(uint32_t n) {
   return n / kSlots & 1;
 }
 
-// A position in a ring of kStages slots with the parity of the slot's current phase. A consumer waits
-// for parity(); a producer for the slot's release, which is the phase before: parity() ^ 1, and that
-// passes at once in the first round.
+// A position in a ring of kStages slots with the parity of the slot's current phase. A consumer
+// waits for parity(); a producer for the slot's release, which is the phase before: parity() ^ 1,
+// and that passes at once in the first round.
 template <int kStages>
 class Ring {
  public:

@@ -1,4 +1,5 @@
-// setmaxnreg: a warpgroup gives registers back or takes more. All its warps execute it, in one branch.
+// setmaxnreg: a warpgroup gives registers back or takes more. All its warps execute it, in one
+// branch.
 #pragma once
 
 namespace dash {

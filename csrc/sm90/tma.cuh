@@ -1,4 +1,5 @@
-// Loads by the copy engine. Each announces its arrival on an mbarrier that already expects its bytes.
+// Loads by the copy engine. Each announces its arrival on an mbarrier that already expects its
+// bytes.
 #pragma once
 
 #include <cuda.h>
@@ -11,7 +12,8 @@ __device__ __forceinline__ void prefetch_tensor_map(CUtensorMap const& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(&map)) : "memory");
 }
 
-// A box of a (batch, heads, seqlen, head_dim) tensor map; elements outside the tensor arrive as zeros.
+// A box of a (batch, heads, seqlen, head_dim) tensor map; elements outside the tensor arrive as
+// zeros.
 __device__ __forceinline__ void tma_load(void* shared, CUtensorMap const& map, Mbarrier& barrier,
                                          int column, int row, int head, int batch) {
   asm volatile(
@@ -26,8 +28,8 @@ __device__ __forceinline__ void tma_load(void* shared, CUtensorMap const& map, M
 __device__ __forceinline__ void bulk_load(void* shared, void const* global, int bytes,
                                           Mbarrier& barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(shared)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(&barrier))
       : "memory");
 }

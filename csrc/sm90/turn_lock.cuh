@@ -1,5 +1,6 @@
 // The turn lock: the only way to touch a turn counter. One counter orders the adds to one q tile of
-// dQ; turn t may add when the counter equals t, and passes t + 1 on when its add has been performed.
+// dQ; turn t may add when the counter equals t, and passes t + 1 on when its add has been
+// performed.
 //
 // Guarantee: what the holder of turn t wrote through the copy engine and waited for with
 // bulk_wait_complete() happens before anything the holder of turn t + 1 issues after wait_turn().
@@ -28,7 +29,8 @@ __device__ __forceinline__ void wait_turn(int const* turn_counter, int turn) {
 
 __device__ __forceinline__ void pass_turn(int* turn_counter, int next_turn) {
   fence_proxy_async();
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(turn_counter), "r"(next_turn) : "memory");
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(turn_counter), "r"(next_turn)
+               : "memory");
 }
 
 }  // namespace dash
