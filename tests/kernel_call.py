@@ -14,8 +14,13 @@ def view_of(tensor: torch.Tensor) -> tuple[int, int, int, int]:
     return tensor.data_ptr(), *tensor.stride()[:3]
 
 
-def backward_into(grads: Gradients, shape: Shape, inputs: Inputs, strategy: str) -> None:
-    """Writes dq, dk, dv into ``grads`` on the current stream. Workspace: 0xFF bytes."""
+def backward_into(
+    grads: Gradients, shape: Shape, inputs: Inputs, strategy: str, max_ctas: int | None = None
+) -> None:
+    """Writes dq, dk, dv into ``grads`` on the current stream. Workspace: 0xFF bytes.
+
+    ``max_ctas`` bounds the main kernel's grid; None leaves the binding to its default.
+    """
     problem = make_problem(shape)
     size = _C.workspace_bytes(problem, shape.head_dim)
     device = inputs.q.device
@@ -35,5 +40,6 @@ def backward_into(grads: Gradients, shape: Shape, inputs: Inputs, strategy: str)
         workspace_bytes=size,
         device=device.index if device.index is not None else torch.cuda.current_device(),
         stream=torch.cuda.current_stream(device).cuda_stream,
+        **({} if max_ctas is None else {"max_ctas": max_ctas}),
         **views,
     )
