@@ -197,30 +197,35 @@ def cached_plan(
 
 
 def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
-    """``strategy="auto"``: the first of a fixed list that exists and may run the problem.
+    """``strategy="auto"``: by the mask, and by how many q heads share a KV head.
 
     A pure function of the problem of one sequence and the device model, never of a timing. The
-    lists are ordered by measured time (PERFORMANCE.md §3, SCHEDULES.md §5):
+    rules come from these timings of the kernel, TFLOPS on an H200:
 
-    ========  ============================================================================
-    full      shift has the most slack between turns; ascending runs everywhere
-    causal    zigzag keeps every SM busy to the end; spt runs everywhere, with a longer tail
-    ========  ============================================================================
+    ==============================================  =====  ===============  ======  =========
+    problem                                         shift  symmetric_shift  zigzag  staggered
+    ==============================================  =====  ===============  ======  =========
+    full, 4k, head_dim 128                          529                             521
+    full, 512                                       355                             307
+    causal, 32 heads over 8 KV heads, 8k                   469              395     511
+    causal, 28 heads over 4 KV heads, 2k                                    323     404
+    ==============================================  =====  ===============  ======  =========
+
+    - full mask: shift, or staggered where too few CTAs are resident for shift;
+    - causal mask, q heads that share a KV head: staggered;
+    - causal mask, a KV head for each q head: zigzag, which keeps every SM busy to the end.
 
     Returns:
         The name and one sentence that says why.
     """
-    mask = "causal" if problem.causal else "full"
-    wanted = ("zigzag", "spt") if problem.causal else ("shift", "ascending")
-    skipped = ""
-    for name in wanted:
-        if name not in extension().strategies():
-            continue
-        refusal = strategy_reason(name, problem, resident_ctas)
-        if refusal is None:
-            return name, f"auto: first for a {mask} mask{skipped}"
-        skipped += f" after {name}, which was refused"
-    raise UnsupportedError([f"strategy is 'auto'; none for a {mask} mask may run {problem}"])
+    if problem.causal and problem.group > 1:
+        return "staggered", f"auto: the causal mask, {problem.group} q heads to a KV head"
+    if problem.causal:
+        return "zigzag", "auto: the causal mask, a KV head for each q head"
+    refusal = strategy_reason("shift", problem, resident_ctas)
+    if refusal is None:
+        return "shift", "auto: the full mask"
+    return "staggered", f"auto: the full mask, and {refusal}"
 
 
 @functools.lru_cache(maxsize=256)

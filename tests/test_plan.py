@@ -24,16 +24,27 @@ def plan(q_shape=SHAPE, kv_shape=None, dtype=BFLOAT16, causal=False, **more) -> 
     return plan_function(q_shape, kv_shape, dtype, causal=causal, device="cpu", **more)
 
 
-def test_plan_says_what_the_binding_says() -> None:
-    p = plan(causal=True)
-    problem = make_problem(SHAPE, SHAPE, True)
-    assert p.tile_shape == _C.tile_shape(128)
+@pytest.mark.parametrize("strategy", ["auto", *_C.strategies()])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [40, 64, 128])
+@pytest.mark.parametrize(("batch", "kv_heads"), [(1, 8), (3, 8), (1, 2), (9, 2)])
+def test_plan_says_what_the_binding_says(strategy, causal, head_dim, batch, kv_heads) -> None:
+    q_shape, kv_shape = (batch, 1024, 8, head_dim), (batch, 1024, kv_heads, head_dim)
+    problem = make_problem(q_shape, kv_shape, causal)
+    if strategy != "auto" and _C.why_not(strategy, problem, 132) is not None:
+        return  # test_every_strategy_is_taken_or_has_a_reason
+    p = plan(q_shape, kv_shape, causal=causal, strategy=strategy)
+    assert strategy in ("auto", p.strategy)
+    assert p.tile_shape == _C.tile_shape(head_dim)
     assert p.chains == problem.chains
     assert p.tickets == _C.num_tickets(p.strategy, problem)
     assert p.cooperative == _C.is_cyclic(p.strategy)
-    assert p.workspace_bytes == _C.workspace_bytes(problem, 128)
+    assert p.workspace_bytes == _C.workspace_bytes(problem, head_dim)
     assert p.grid == min(132, p.tickets)
     assert p.device == DeviceModel("model of an H200", 132)
+    assert set(p.alternatives) == {
+        s for s in _C.strategies() if s != p.strategy and _C.why_not(s, problem, 132) is None
+    }
 
 
 def test_plan_is_frozen_and_prints() -> None:
@@ -108,10 +119,34 @@ def test_auto_takes_what_a_small_chip_can_run(resident_ctas, causal) -> None:
     assert why.startswith("auto")
 
 
-def test_auto_prefers_the_measured_orders() -> None:
-    names = _C.strategies()
-    assert plan(causal=False).strategy == ("shift" if "shift" in names else "ascending")
-    assert plan(causal=True).strategy == ("zigzag" if "zigzag" in names else "spt")
+@pytest.mark.parametrize(
+    ("causal", "kv_heads", "strategy"),
+    [
+        (False, 8, "shift"),
+        (False, 2, "shift"),
+        (False, 1, "shift"),
+        (True, 8, "zigzag"),
+        (True, 4, "staggered"),
+        (True, 1, "staggered"),
+    ],
+)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("seqlens", [(8192, 8192), (512, 512), (100, 3000), (3000, 100)])
+def test_auto_takes_the_orders_that_were_fastest(causal, kv_heads, strategy, head_dim, seqlens):
+    seqlen_q, seqlen_k = seqlens
+    p = plan((1, seqlen_q, 8, head_dim), (1, seqlen_k, kv_heads, head_dim), causal=causal)
+    assert p.strategy == strategy
+    mask = "causal" if causal else "full"
+    assert p.why.startswith(f"auto: the {mask} mask")
+    assert (f"{8 // kv_heads} q heads to a KV head" in p.why) == (strategy == "staggered")
+
+
+def test_auto_says_what_shift_lacks() -> None:
+    problem = make_problem((1, 8192, 4, 128), (1, 8192, 4, 128), False)
+    assert choose_strategy(problem, 64) == ("shift", "auto: the full mask")
+    name, why = choose_strategy(problem, 63)
+    assert name == "staggered"
+    assert _C.why_not("shift", problem, 63) in why
 
 
 # ---- The fingerprint -----------------------------------------------------------------------------
