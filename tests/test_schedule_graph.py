@@ -21,6 +21,8 @@ COVERED = [
     ("spt", True),
     ("shift", False),
     ("symmetric_shift", True),
+    ("staggered", False),
+    ("staggered", True),
 ]
 
 
@@ -51,6 +53,15 @@ def test_zigzag_meets_the_bound_of_the_causal_mask():
     form = closed_form("zigzag", problem, 3, 1)
     run = simulate(Play.of("zigzag", problem), Machine.paper(form.sms, 3, 1))
     assert run.time == form.time == lower_bound(problem, form.sms, 3, 1)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8, 16])
+def test_staggered_waits_once_for_the_tiles_of_a_head_in_flight(heads):
+    problem = problem_of(16, 2, heads, False)
+    form = closed_form("staggered", problem, 3, 1)
+    run = simulate(Play.of("staggered", problem), Machine.paper(form.sms, 3, 1))
+    bound = lower_bound(problem, form.sms, 3, 1)
+    assert run.time == form.time == bound + (16 // heads - 1)
 
 
 @pytest.mark.parametrize(

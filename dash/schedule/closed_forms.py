@@ -26,6 +26,8 @@ def closed_form(strategy: str, problem: object, compute: float, reduce: float) -
     shift              h·m·s                                  one group
     symmetric_shift    h·(n + 1)·q·s / 2                      h and n even
     zigzag             h·(n + 1)·q·s / 2                      h even, one head a block
+    staggered, full    h·m·s + (n / h − 1)·reduce             h divides n, one block (h < 32)
+    staggered, causal  m·s                                    h = 1
     =================  =====================================  =====================================
     """
     n, m, h = problem.kv_tiles, problem.q_tiles, problem.batch * problem.kv_heads
@@ -33,6 +35,7 @@ def closed_form(strategy: str, problem: object, compute: float, reduce: float) -
         return None
     step = (compute + reduce) * problem.group
     last_turn = (n - 1) * reduce
+    abreast = n // h  # KV tiles of a head in flight
     triangle = h * (n + 1) * (m // n) * step / 2
     even = h % 2 == 0
     forms = {
@@ -42,7 +45,10 @@ def closed_form(strategy: str, problem: object, compute: float, reduce: float) -
         "shift": h * m * step if n <= 64 and m * problem.group >= 2 * n else None,
         "symmetric_shift": triangle if even and n % 2 == 0 else None,
         "zigzag": triangle if even and problem.kv_heads % 2 == 0 and n > 64 else None,
+        "staggered": h * m * step + (abreast - 1) * reduce if n % h == 0 and h < 32 else None,
     }
+    if problem.causal:
+        forms["staggered"] = m * step if h == 1 else None
     time = forms.get(strategy)
     return None if time is None else ClosedForm(n, time)
 
