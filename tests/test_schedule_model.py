@@ -165,7 +165,10 @@ def test_simulator_is_close(predicted):
     assert max(map(abs, errors)) < 0.12
 
 
-@pytest.mark.parametrize(("strategy", "causal"), [("shift", False), ("zigzag", True)])
+@pytest.mark.parametrize(
+    ("strategy", "causal"),
+    [("shift", False), ("zigzag", True), ("staggered", False), ("staggered", True)],
+)
 @pytest.mark.parametrize(("n", "heads"), [(40, 50), (48, 42), (96, 20)])
 def test_launch_order_balances_heads_that_do_not_tile_the_chip(strategy, causal, n, heads):
     """Predicted with q = 2. Launched head by head, an H200 measured 1.11 to 1.30 for these."""

@@ -1,6 +1,6 @@
-// A schedule chosen at run time. One value the producer warp holds instead of six instantiations of
-// its loop: each question is one switch, so the code that loads tiles exists once and its registers
-// do not depend on the strategy.
+// A schedule chosen at run time. One value the producer warp holds instead of an instantiation of
+// its loop for each strategy: each question is one switch, so the code that loads tiles exists once
+// and its registers do not depend on the strategy.
 #pragma once
 
 #include "strategies.h"
