@@ -42,14 +42,15 @@ ifeq ($(BUILD),yes)
 	@$(PY) cmake/build.py
 endif
 
-$(VENV)/.ready: pyproject.toml setup.py cmake/requirements.py cmake/environment.sh
+$(VENV)/.ready: pyproject.toml setup.py cmake/requirements.py cmake/environment.sh \
+    .pre-commit-config.yaml
 	@sh cmake/environment.sh '$(PYTHON)' '$(VENV)'
 	@touch $@
 
 lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(CLANG_FORMAT) --dry-run -Werror $(FORMATTED)
+	@$(CLANG_FORMAT) --dry-run -Werror $(FORMATTED) && echo 'clang-format: all C++ files formatted'
 
 format: $(READY)
 	$(PY) -m ruff check --fix .

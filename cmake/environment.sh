@@ -71,7 +71,7 @@ fi
 
 say "installing build and test tools"
 # shellcheck disable=SC2046
-pip install -qq --no-deps $("$venv/bin/python" cmake/requirements.py tools)
+pip install -qq --no-deps $("$venv/bin/python" cmake/requirements.py tools formatters)
 DASH_BUILD=no pip install -qq --no-build-isolation --no-cache-dir -e '.[cli,plot,dev]'
 kernels=$("$venv/bin/python" cmake/requirements.py kernels)
 if [ -n "$kernels" ] && [ "${DASH_KERNELS:-AUTO}" != OFF ]; then

@@ -1,6 +1,7 @@
 """Print the packages that building dash needs and this machine lacks, one requirement a line.
 
     pip install --no-deps $(python cmake/requirements.py)
+    pip install --no-deps $(python cmake/requirements.py formatters)    # for make lint
 
 Every package is named, so `--no-deps` is safe: nvidia-cutlass is wanted for its headers alone.
 """
@@ -56,7 +57,13 @@ def missing_for_kernels() -> list[str]:
     return needed + COMPILER
 
 
+def formatters() -> list[str]:
+    """The releases that .pre-commit-config.yaml pins: others lay the code out differently."""
+    config = Path(__file__).resolve().parent.parent / ".pre-commit-config.yaml"
+    return sorted(set(re.findall(r'additional_dependencies: \["([^"]+)"\]', config.read_text())))
+
+
 if __name__ == "__main__":
-    groups = {"tools": lambda: TOOLS, "kernels": missing_for_kernels}
-    for group in sys.argv[1:] or groups:
+    groups = {"tools": lambda: TOOLS, "kernels": missing_for_kernels, "formatters": formatters}
+    for group in sys.argv[1:] or ("tools", "kernels"):
         print(*groups[group](), sep="\n")
