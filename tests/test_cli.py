@@ -15,6 +15,7 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 import dash
+from dash import _C
 from dash.cli import app
 from dash.cli.accuracy import judge
 from dash.cli.problem import Shape, make_inputs
@@ -50,6 +51,36 @@ def test_doctor_runs_where_the_module_is_missing(monkeypatch) -> None:
     assert "dash cannot run" in text
 
 
+def python_m_dash(*words: str) -> subprocess.CompletedProcess:
+    root = Path(dash.__file__).parent.parent
+    command = [sys.executable, "-m", "dash", *words]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+
+
+def test_doctor_runs_as_a_module_and_names_the_strategies() -> None:
+    done = python_m_dash("doctor")
+    assert done.returncode == 0, done.stderr
+    words = set(done.stdout.replace(",", " ").split())
+    assert words >= set(_C.strategies())
+
+
+@pytest.mark.parametrize("strategy", ["zigzag", "staggered"])
+def test_schedule_prints_a_table_of_one_strategy(strategy: str) -> None:
+    problem = ("--mask", "causal", "--kv-tiles", "8")
+    done = python_m_dash("schedule", *problem, "--strategy", strategy, "--format", "table")
+    assert done.returncode == 0, done.stderr
+    assert "causal mask, 8 KV tiles, 16 q tiles" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("│")]
+    assert [(row[1], row[3]) for row in rows] == [(strategy, "1024")]
+    assert 1 < float(rows[0][5]) < 1.5
+
+
+def test_schedule_refuses_a_strategy_of_the_other_mask() -> None:
+    done = python_m_dash("schedule", "--mask", "full", "--strategy", "zigzag", "--kv-tiles", "8")
+    assert "needs a causal mask, got a full mask" in done.stdout
+    assert python_m_dash("schedule", "--strategy", "sideways").returncode == 2
+
+
 @without_gpu
 def test_demo_shows_plan_accuracy_and_repeats() -> None:
     code, text = run("demo")
@@ -81,9 +112,7 @@ def test_bench_refuses_without_a_gpu() -> None:
 
 
 def test_unsupported_problems_end_with_one_sentence() -> None:
-    words = [sys.executable, "-m", "dash", "verify", "--head-dim", "100"]
-    root = Path(dash.__file__).parent.parent
-    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
+    done = python_m_dash("verify", "--head-dim", "100")
     assert done.returncode == 1
     assert "head_dim 100; required: a multiple of 8" in done.stderr
     assert "Traceback" not in done.stderr

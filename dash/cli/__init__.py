@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-
 import typer
 
 from dash.cli.bench import bench
 from dash.cli.demo import demo
 from dash.cli.doctor import doctor
+from dash.cli.schedule import schedule
 from dash.cli.verify import verify
 
 app = typer.Typer(
@@ -21,18 +20,4 @@ app.command()(doctor)
 app.command()(demo)
 app.command()(verify)
 app.command()(bench)
-
-
-def _add_schedule() -> None:
-    """``schedule`` needs packages beyond typer and rich; without them the rest still runs."""
-    try:
-        module = importlib.import_module("dash.cli.schedule")
-    except ImportError:
-        return
-    if isinstance(getattr(module, "app", None), typer.Typer):
-        app.add_typer(module.app, name="schedule")
-    elif callable(getattr(module, "schedule", None)):
-        app.command()(module.schedule)
-
-
-_add_schedule()
+app.command()(schedule)
