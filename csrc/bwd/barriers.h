@@ -4,8 +4,8 @@
 // |---------------|---------------------------------|-----------------------------|------------|-----------------------------------|
 // | plan_full[p]  | a planned step can be read      | planner                     | loader     | arrive releases the descriptor    |
 // | plan_empty[p] | the planned step was read       | loader                      | planner    | none                              |
-// | k_full        | K of the chain has landed       | loader + bytes              | MMA        | none: TMA completes on it         |
-// | k_empty       | nobody reads K any more         | every MMA warp              | loader     | none: wgmma reads were waited for |
+// | k_full[c]     | K of a chain has landed         | loader + bytes              | MMA        | none: TMA completes on it         |
+// | k_empty[c]    | nobody reads K any more         | every MMA warp              | loader     | none: wgmma reads were waited for |
 // | v_full        | V of the chain has landed       | loader + bytes              | MMA        | none                              |
 // | v_empty       | nobody reads V any more         | every MMA warp              | loader     | none                              |
 // | q_full[s]     | Q, lse and the descriptor are in| loader + bytes              | MMA, one dQ writer | arrive releases the descriptor |
@@ -32,8 +32,10 @@ __device__ void init_barriers(Storage& smem) {
     mbarrier_init(smem.plan_full[p], 1);
     mbarrier_init(smem.plan_empty[p], 1);
   }
-  mbarrier_init(smem.k_full, 1);
-  mbarrier_init(smem.k_empty, Config::kMmaWarps);
+  for (int c = 0; c < Config::kKSlots; ++c) {
+    mbarrier_init(smem.k_full[c], 1);
+    mbarrier_init(smem.k_empty[c], Config::kMmaWarps);
+  }
   mbarrier_init(smem.v_full, 1);
   mbarrier_init(smem.v_empty, Config::kMmaWarps);
   for (int s = 0; s < Config::kStages; ++s) {

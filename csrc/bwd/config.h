@@ -22,6 +22,7 @@ struct KernelConfig {
 
   static constexpr int kPlannedSteps = 4;  // descriptors the planner may be ahead of the loads
   static constexpr int kStages = 2;        // of Q and of dO
+  static constexpr int kKSlots = 2;        // the next chain's K is there when this one ends
   static constexpr int kDsStages = 2;      // mma.cuh says why two need no barrier of their own
 
   static constexpr int kMmaWarpgroups = 2;

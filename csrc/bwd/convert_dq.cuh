@@ -2,6 +2,7 @@
 // tile.
 #pragma once
 
+#include "../sm90/grid_dependency.cuh"
 #include "dq_fragment.cuh"
 #include "epilogue.cuh"
 #include "params.h"
@@ -19,6 +20,7 @@ __global__ void __launch_bounds__(Config::kMmaThreads)
   int const batch = dq_tile / params.q_tiles / p.heads;
   if (p.kv_tiles_of(q_tile) == 0) return;  // preprocess wrote its zeros; the sums were never stored
 
+  wait_for_previous_kernel();
   auto const* const sums =
       reinterpret_cast<float4 const*>(params.dq_accum + int64_t{dq_tile} * Config::kDqTileFloats);
   float x[Fragment::kSize];

@@ -26,6 +26,7 @@
 // cooperatively).
 #pragma once
 
+#include "../sm90/grid_dependency.cuh"
 #include "../sm90/registers.cuh"
 #include "barriers.h"
 #include "dq_writer.cuh"
@@ -60,6 +61,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (threadIdx.x == 0) init_barriers<Storage, Config>(smem);
   __syncthreads();
+  allow_next_kernel();
+  wait_for_previous_kernel();
 
   if (role == Role::kMma) {
     take_registers_up_to<Config::kMmaRegisters>();

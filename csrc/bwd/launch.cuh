@@ -161,19 +161,22 @@ int resident_ctas_of(int device) {
   return resident_on_current_device<Element, Config>(device);
 }
 
-template <typename Element, typename Config>
-void launch_main(MainParams const& params, cudaStream_t stream) {
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = params.cyclic;
-  cudaLaunchConfig_t config{};
-  config.gridDim = params.num_ctas;
-  config.blockDim = Config::kThreads;
-  config.dynamicSmemBytes = sizeof(SharedStorage<Element, Config>);
-  config.stream = stream;
-  config.attrs = &cooperative;
+// Launches a kernel that may start while the one before it in the stream still runs: it calls
+// wait_for_previous_kernel() itself. A cooperative launch cannot have that and waits.
+template <typename Kernel, typename Params>
+void launch_dependent(Kernel* kernel, Params const& params, cudaLaunchConfig_t config,
+                      bool cooperative = false) {
+  cudaLaunchAttribute attribute{};
+  if (cooperative) {
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+  } else {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  config.attrs = &attribute;
   config.numAttrs = 1;
-  DASH_CHECK_CUDA(cudaLaunchKernelEx(&config, attention_backward<Element, Config>, params));
+  DASH_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, params));
 }
 
 template <typename Element, typename Config>
@@ -192,9 +195,18 @@ void launch_backward(BackwardArgs const& args) {
 
   preprocess<Element, Config><<<tiles, kPreprocessThreads, 0, stream>>>(before);
   DASH_CHECK_CUDA(cudaGetLastError());
-  launch_main<Element, Config>(params, stream);
-  convert_dq<Element, Config><<<tiles, Config::kMmaThreads, 0, stream>>>(params);
-  DASH_CHECK_CUDA(cudaGetLastError());
+
+  cudaLaunchConfig_t config{};
+  config.stream = stream;
+  config.gridDim = params.num_ctas;
+  config.blockDim = Config::kThreads;
+  config.dynamicSmemBytes = sizeof(SharedStorage<Element, Config>);
+  launch_dependent(attention_backward<Element, Config>, params, config, params.cyclic);
+
+  config.gridDim = tiles;
+  config.blockDim = Config::kMmaThreads;
+  config.dynamicSmemBytes = 0;
+  launch_dependent(convert_dq<Element, Config>, params, config);
 }
 
 }  // namespace dash

@@ -25,10 +25,12 @@ class Loader {
         ++ends;
         continue;
       }
-      // Q and dO of a chain's first step go out before K and V: their stages are free while the
-      // last chain still multiplies with its K.
+      // K has a slot of its own and goes out while the last chain is still at work; V comes last,
+      // because it must wait for that chain's last product with V.
+      bool const first = step.flags & kFirstOfChain;
+      if (first) load_k(step);
       load_step(step);
-      if (step.flags & kFirstOfChain) load_kv(step);
+      if (first) load_v(step);
     }
   }
 
@@ -63,16 +65,21 @@ class Loader {
     ring_.advance();
   }
 
-  // V first: the MMA warpgroups release it a product earlier than K.
-  __device__ void load_kv(StepDescriptor const& step) {
-    int const row = step.kv_tile * Config::kTileKv;
-    mbarrier_wait(smem_.v_empty, kv_parity_ ^ 1, "v_empty");
+  __device__ void load_k(StepDescriptor const& step) {
+    int const slot = k_ring_.stage();
+    mbarrier_wait(smem_.k_empty[slot], k_ring_.parity() ^ 1, "k_empty");
+    mbarrier_arrive_expect_bytes(smem_.k_full[slot], kKvBytes);
+    load_tile<Config::kTileKv>(smem_.k[slot], params_.k, smem_.k_full[slot],
+                               step.kv_tile * Config::kTileKv, step.kv_head, step.batch);
+    k_ring_.advance();
+  }
+
+  __device__ void load_v(StepDescriptor const& step) {
+    mbarrier_wait(smem_.v_empty, v_parity_ ^ 1, "v_empty");
     mbarrier_arrive_expect_bytes(smem_.v_full, kKvBytes);
-    load_tile<Config::kTileKv>(smem_.v, params_.v, smem_.v_full, row, step.kv_head, step.batch);
-    mbarrier_wait(smem_.k_empty, kv_parity_ ^ 1, "k_empty");
-    mbarrier_arrive_expect_bytes(smem_.k_full, kKvBytes);
-    load_tile<Config::kTileKv>(smem_.k, params_.k, smem_.k_full, row, step.kv_head, step.batch);
-    kv_parity_ ^= 1;
+    load_tile<Config::kTileKv>(smem_.v, params_.v, smem_.v_full, step.kv_tile * Config::kTileKv,
+                               step.kv_head, step.batch);
+    v_parity_ ^= 1;
   }
 
   __device__ void pass_end(StepDescriptor const& step) {
@@ -100,7 +107,8 @@ class Loader {
   MainParams const& params_;
   Ring<Config::kPlannedSteps> plan_ring_;
   Ring<Config::kStages> ring_;
-  uint32_t kv_parity_ = 0;
+  Ring<Config::kKSlots> k_ring_;
+  uint32_t v_parity_ = 0;
 };
 
 }  // namespace dash

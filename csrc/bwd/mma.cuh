@@ -99,7 +99,8 @@ class MmaWarpgroup {
     // those.
     float const* const own_lse = &smem_.lse_log2[stage][first_column()];
     load_columns<0, Config::kEarlyLse>(lse_log2, own_lse);
-    if constexpr (kFirst) mbarrier_wait(smem_.k_full, kv_parity_, "k_full");
+    if constexpr (kFirst)
+      mbarrier_wait(smem_.k_full[k_slot()], parity_of<Config::kKSlots>(chains_), "k_full");
     issue_scores(s, stage);
     if constexpr (!kFirst) begin_late_products(dq);
     wgmma_wait<kFirst ? 0 : Config::kRegistersToSpare ? 2 : 1>();  // S
@@ -117,7 +118,7 @@ class MmaWarpgroup {
       wgmma_wait<0>();
       end_late_products(dq);
     }
-    if constexpr (kFirst) mbarrier_wait(smem_.v_full, kv_parity_, "v_full");
+    if constexpr (kFirst) mbarrier_wait(smem_.v_full, chains_ & 1, "v_full");
     if constexpr (Config::kRegistersToSpare) issue_kv(dv_, p, smem_.dout, stage);
     issue_output_scores(dp, stage);
     if constexpr (!kFirst) hand_over_dq();
@@ -148,8 +149,8 @@ class MmaWarpgroup {
     float dq[P::kDqFragment];
     begin_late_products(dq);
     wgmma_wait<0>();
-    arrive_once_per_warp(smem_.k_empty);
-    kv_parity_ ^= 1;
+    arrive_once_per_warp(smem_.k_empty[k_slot()]);
+    ++chains_;
     end_late_products(dq);
     hand_over_dq();
     store_kv_gradients<Element, Config>(params_, step, dk_, dv_, kv_row());
@@ -194,7 +195,7 @@ class MmaWarpgroup {
   __device__ __forceinline__ void issue_scores(float (&s)[P::kScoreFragment], int stage) {
     using namespace cute;
     auto const mma = scores_mma().get_slice(warpgroup_ * kWarpgroup);
-    auto const sK = make_tensor(make_smem_ptr(smem_.k), typename P::KvLayout{});
+    auto const sK = make_tensor(make_smem_ptr(smem_.k[k_slot()]), typename P::KvLayout{});
     auto const sQ = make_tensor(make_smem_ptr(&smem_.q[0][0]), typename P::QLayout{});
     auto S = make_tensor(&s[0], P::score_layout());
     clear(S);
@@ -238,7 +239,7 @@ class MmaWarpgroup {
     typename P::QGradients tiled_mma;
     auto const mma = tiled_mma.get_slice(warpgroup_ * kWarpgroup);
     auto const sdS = make_tensor(make_smem_ptr(&smem_.ds[0][0]), typename P::DsLayout{});
-    auto const sKt = make_tensor(make_smem_ptr(smem_.k), typename P::KvTransposed{});
+    auto const sKt = make_tensor(make_smem_ptr(smem_.k[k_slot()]), typename P::KvTransposed{});
     auto dQ = make_tensor(&dq[0], P::dq_layout());
     clear(dQ);
     wgmma_begin();
@@ -261,6 +262,7 @@ class MmaWarpgroup {
     wgmma_fence(dV);
   }
 
+  __device__ int k_slot() const { return slot_of<Config::kKSlots>(chains_); }
   __device__ int kv_row() const {
     return thread_ / kWarp * 16;
   }  // this warp's first of the KV tile
@@ -278,8 +280,8 @@ class MmaWarpgroup {
   int thread_;     // among the MMA threads
   int warpgroup_;  // uniform
 
-  uint32_t count_ = 0;  // of steps: slot and parity of every ring follow from it
-  uint32_t kv_parity_ = 0;
+  uint32_t count_ = 0;   // of steps: slot and parity of every ring follow from it
+  uint32_t chains_ = 0;  // finished
 
   float dk_[P::kKvFragment], dv_[P::kKvFragment];
   uint32_t ds_[P::kScoreFragment / 2];  // dS^T of the last step, operand of its dK

@@ -6,6 +6,7 @@
 
 #include <cute/numeric/numeric_types.hpp>
 
+#include "../sm90/grid_dependency.cuh"
 #include "epilogue.cuh"
 #include "params.h"
 
@@ -32,6 +33,7 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   constexpr float kLog2E = 1.4426950408889634f;
   constexpr float kInfinity = INFINITY;
 
+  allow_next_kernel();
   Problem const& p = params.problem;
   int const dq_tile = blockIdx.x;
   int const q_tile = dq_tile % p.q_tiles();

@@ -11,7 +11,7 @@ namespace dash {
 // 128-byte swizzle, which repeats every 1,024 bytes; hence the alignment.
 template <typename Element, typename Config>
 struct alignas(1024) SharedStorage {
-  Element k[Config::kTileKv * Config::kHeadDim];
+  Element k[Config::kKSlots][Config::kTileKv * Config::kHeadDim];
   Element v[Config::kTileKv * Config::kHeadDim];
   Element q[Config::kStages][Config::kTileQ * Config::kHeadDim];
   Element dout[Config::kStages][Config::kTileQ * Config::kHeadDim];
@@ -27,7 +27,8 @@ struct alignas(1024) SharedStorage {
 
   // See barriers.h for who arrives and who waits.
   Mbarrier plan_full[Config::kPlannedSteps], plan_empty[Config::kPlannedSteps];
-  Mbarrier k_full, k_empty, v_full, v_empty;
+  Mbarrier k_full[Config::kKSlots], k_empty[Config::kKSlots];
+  Mbarrier v_full, v_empty;
   Mbarrier q_full[Config::kStages], q_empty[Config::kStages];
   Mbarrier dout_full[Config::kStages], dout_empty[Config::kStages];
   Mbarrier ds_full[Config::kDsStages];
