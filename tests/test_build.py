@@ -141,7 +141,7 @@ def test_registers_of_a_main_kernel_fit_three_warpgroups(main_kernels, record_pr
 
 @needs_kernels
 def test_ptxas_had_nothing_to_say():
-    """C7508, C7512: setmaxnreg ignored. C7510, C7514, C7517: wgmma serialised. Silent but slow."""
+    """C7507, C7508: setmaxnreg ignored. C7510 to C7518: wgmma serialised. Silent but slow."""
     remarks = re.findall(r".*(?:\(C7\d\d\d\)|warning).*", LOG.read_text())
     assert not remarks, "\n".join(remarks)
 

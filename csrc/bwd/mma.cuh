@@ -3,8 +3,10 @@
 // What one warpgroup keeps the tensor core busy with, and what its registers do meanwhile (the
 // other warpgroup fills the gaps):
 //
-//   tensor core  S(i) │ dK(i-1) ─── dQ(i-1) │ dP(i) ────────── dV(i) ──── │ S(i+1) …
-//   registers         │ exp2, mask, P(i)    │ stage dQ(i-1)  dS(i), store │
+//   tensor core  S(i) │ dK(i-1) ─── dQ(i-1) │ dV(i) ─── dP(i) ──── │        │ S(i+1) …
+//   registers         │ exp2, mask, P(i)    │ stage dQ(i-1)        │ dS(i)  │
+//
+// With a 128-row q tile registers allow less: dV(i) and dK(i) follow dS(i) (config.h).
 #pragma once
 
 #include "../sm90/bulk_reduce.cuh"
@@ -141,6 +143,8 @@ class MmaWarpgroup {
     wgmma_wait<0>();  // dV, and dK where it was issued
     fence_kv();
     arrive_once_per_warp(smem_.dout_empty[stage]);
+    if (!Config::kRegistersToSpare && !(flags & kLastOfChain))
+      arrive_once_per_warp(smem_.q_empty[stage]);  // else end_chain() still reads the descriptor
     ++count_;
   }
 
@@ -151,6 +155,8 @@ class MmaWarpgroup {
     wgmma_wait<0>();
     arrive_once_per_warp(smem_.k_empty[k_slot()]);
     ++chains_;
+    if (!Config::kRegistersToSpare)
+      arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
     end_late_products(dq);
     hand_over_dq();
     store_kv_gradients<Element, Config>(params_, step, dk_, dv_, kv_row());
@@ -169,13 +175,15 @@ class MmaWarpgroup {
     issue_dq(dq, slot_of<Config::kDsStages>(last));
   }
 
-  // After the wait for them: Q is free, and dQ goes to the staging buffer, which the one before it
-  // must have left. In fragment order: the sums are private, so a thread's floats stay together.
+  // After the wait for them: Q is free if dK was among them, and dQ goes to the staging buffer,
+  // which the one before it must have left. In fragment order: the sums are private, so a thread's
+  // floats stay together.
   __device__ __forceinline__ void end_late_products(float (&dq)[P::kDqFragment]) {
     auto dQ = cute::make_tensor(&dq[0], P::dq_layout());
     wgmma_fence(dQ);
     fence_kv();
-    arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
+    if (Config::kRegistersToSpare)
+      arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
     if (count_ >= 2)
       mbarrier_wait(smem_.dq_empty[slot_of<Config::kDqWriters>(count_ - 2)],
                     parity_of<Config::kDqWriters>(count_ - 2), "dq_empty");

@@ -1,7 +1,7 @@
 // Warpgroup matrix products on CuTe fragments: acc = [acc +] A·B, asynchronous.
 //
 // Between wgmma_begin() and the wgmma_wait that covers a product, its accumulator and its register
-// operand belong to the tensor core; ptxas serialises the kernel when code touches them (C7510).
+// operand belong to the tensor core; ptxas serialises the kernel when code touches them (C7514).
 #pragma once
 
 #include <cute/atom/mma_atom.hpp>
