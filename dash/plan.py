@@ -196,29 +196,42 @@ def cached_plan(
     )
 
 
+# schedule.h's kTicketsInFlight: what launch orders take for a full chip, on every part.
+_TICKETS_IN_FLIGHT = 128
+
+
 def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
     """``strategy="auto"``: by the mask, and by how many q heads share a KV head.
 
     A pure function of the problem of one sequence and the device model, never of a timing. The
     rules come from these timings of the kernel, TFLOPS on an H200:
 
-    ==============================================  =====  ===============  ======  =========
-    problem                                         shift  symmetric_shift  zigzag  staggered
-    ==============================================  =====  ===============  ======  =========
-    full, 4k, head_dim 128                          529                             521
-    full, 512                                       355                             307
-    causal, 32 heads over 8 KV heads, 8k                   469              395     511
-    causal, 28 heads over 4 KV heads, 2k                                    323     404
-    ==============================================  =====  ===============  ======  =========
+    ==================================  =====  ===============  ======  =========  ==========
+    problem, head_dim 128               shift  symmetric_shift  zigzag  staggered  descending
+    ==================================  =====  ===============  ======  =========  ==========
+    full, 512                             363                              308
+    full, 4k                              533                              536
+    causal, 512                                            232     230     167         74
+    causal, 8k                                             536     560     528        301
+    causal, 32 heads over 8, 8k                            490     383     535        487
+    causal, 32 heads over 8, 16k                           541     406     568        577
+    causal, 28 heads over 4, 2k                            321     320     420        336
+    causal, 28 heads over 4, 16k                           455     391     514        540
+    ==================================  =====  ===============  ======  =========  ==========
+
+    (benchmarks/results/h200_f254b1c.csv.)
 
     - full mask: shift, or staggered where too few CTAs are resident for shift;
-    - causal mask, q heads that share a KV head: staggered;
-    - causal mask, a KV head for each q head: zigzag, which keeps every SM busy to the end.
+    - causal mask, a KV head for each q head: zigzag, which keeps every SM busy to the end;
+    - causal mask, q heads that share a KV head: staggered, but descending where the KV tiles of one
+      head fill the chip by themselves.
 
     Returns:
         The name and one sentence that says why.
     """
     if problem.causal and problem.group > 1:
+        if problem.kv_tiles >= _TICKETS_IN_FLIGHT:
+            return "descending", f"auto: the causal mask, {problem.kv_tiles} KV tiles a shared head"
         return "staggered", f"auto: the causal mask, {problem.group} q heads to a KV head"
     if problem.causal:
         return "zigzag", "auto: the causal mask, a KV head for each q head"

@@ -141,6 +141,14 @@ def test_auto_takes_the_orders_that_were_fastest(causal, kv_heads, strategy, hea
     assert (f"{8 // kv_heads} q heads to a KV head" in p.why) == (strategy == "staggered")
 
 
+@pytest.mark.parametrize(
+    ("seqlen", "strategy"), [(16256, "staggered"), (16257, "descending"), (32768, "descending")]
+)
+def test_auto_takes_descending_where_one_shared_head_fills_the_chip(seqlen, strategy) -> None:
+    assert plan((1, seqlen, 8, 128), (1, seqlen, 2, 128), causal=True).strategy == strategy
+    assert plan((1, seqlen, 8, 128), (1, seqlen, 8, 128), causal=True).strategy == "zigzag"
+
+
 def test_auto_says_what_shift_lacks() -> None:
     problem = make_problem((1, 8192, 4, 128), (1, 8192, 4, 128), False)
     assert choose_strategy(problem, 64) == ("shift", "auto: the full mask")
