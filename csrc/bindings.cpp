@@ -212,7 +212,9 @@ BackwardArgs make_backward_args(py::kwargs const& kwargs) {
   args.workspace_bytes = keywords.take<size_t>("workspace_bytes");
   args.device = keywords.take<int>("device");
   args.stream = reinterpret_cast<void*>(keywords.take<uintptr_t>("stream"));
-  if (keywords.has("max_ctas")) args.max_ctas = keywords.take<int>("max_ctas");
+  if (keywords.has("max_ctas")) {
+    args.max_ctas = positive("max_ctas", keywords.take<int>("max_ctas"), INT_MAX);
+  }
   keywords.expect_empty();
   return args;
 }

@@ -18,7 +18,9 @@ __global__ void __launch_bounds__(Config::kMmaThreads)
   int const q_tile = dq_tile % params.q_tiles;
   int const head = dq_tile / params.q_tiles % p.heads;
   int const batch = dq_tile / params.q_tiles / p.heads;
-  if (p.kv_tiles_of(q_tile) == 0) return;  // preprocess wrote its zeros; the sums were never stored
+  // Preprocess wrote this tile's zeros; its sum was never stored. To leave before the wait is safe,
+  // because each sequence's last q tile sees keys: some CTA always waits for the main kernel.
+  if (p.kv_tiles_of(q_tile) == 0) return;
 
   wait_for_previous_kernel();
   auto const* const sums =

@@ -14,6 +14,27 @@ namespace {
 
 [[noreturn]] void reject(std::string const& what) { throw std::invalid_argument("dash: " + what); }
 
+}  // namespace
+
+int head_dim_bucket(int head_dim) {
+  if (head_dim < 8 || head_dim > 128 || head_dim % 8 != 0)
+    reject("head_dim is " + std::to_string(head_dim) + "; wanted a multiple of 8 from 8 to 128");
+  return bucket_of(head_dim);
+}
+
+TileShape tile_shape(int head_dim) {
+  head_dim_bucket(head_dim);
+  return {tile_q_of(head_dim), tile_kv_of(head_dim)};
+}
+
+size_t workspace_bytes(Problem const& problem, int head_dim) {
+  return static_cast<size_t>(WorkspaceLayout(problem, head_dim_bucket(head_dim)).bytes);
+}
+
+#ifdef DASH_WITH_KERNELS
+
+namespace {
+
 void check(TensorView const& t, char const* name) {
   if (t.data == nullptr) reject(std::string(name) + " has a null address");
 }
@@ -60,23 +81,6 @@ void check(BackwardArgs const& args) {
 }
 
 }  // namespace
-
-int head_dim_bucket(int head_dim) {
-  if (head_dim < 8 || head_dim > 128 || head_dim % 8 != 0)
-    reject("head_dim is " + std::to_string(head_dim) + "; wanted a multiple of 8 from 8 to 128");
-  return bucket_of(head_dim);
-}
-
-TileShape tile_shape(int head_dim) {
-  head_dim_bucket(head_dim);
-  return {tile_q_of(head_dim), tile_kv_of(head_dim)};
-}
-
-size_t workspace_bytes(Problem const& problem, int head_dim) {
-  return static_cast<size_t>(WorkspaceLayout(problem, head_dim_bucket(head_dim)).bytes);
-}
-
-#ifdef DASH_WITH_KERNELS
 
 void backward(BackwardArgs const& args) {
   check(args);
