@@ -206,6 +206,17 @@ def test_the_cuda_call_fits_the_binding(monkeypatch, causal) -> None:
             _C.backward(**{**called, "device": 0})
 
 
+@pytest.mark.parametrize("max_ctas", [0, -1])
+def test_a_limit_of_the_grid_is_positive(max_ctas) -> None:
+    sizes = {"batch": 1, "heads": 1, "kv_heads": 1, "seqlen_q": 64, "seqlen_k": 64}
+    problem = _C.Problem(**sizes, causal=False, tile_q=128, tile_kv=128)
+    names = ("q", "k", "v", "out", "dout", "lse", "dq", "dk", "dv")
+    arguments = {"problem": problem, "strategy": "ascending", "dtype": "float16", "head_dim": 64}
+    arguments |= {"softmax_scale": 1.0, "workspace": 0, "workspace_bytes": 0, "device": 0}
+    with pytest.raises(ValueError, match=f"max_ctas.*{max_ctas}"):
+        _C.backward(**arguments, **dict.fromkeys(names, (0, 0, 0, 0)), stream=0, max_ctas=max_ctas)
+
+
 # ---- Empty problems: CASES 12 --------------------------------------------------------------------
 
 
