@@ -8,24 +8,15 @@
 
 namespace dash {
 
-struct Ascending {
+struct Ascending : OneChainATicket {
   static constexpr char const* kName = "ascending";
   static constexpr bool kCyclic = false;
 
-  Problem problem;
-
   static constexpr Refusal why_not(Problem const&, int) { return {}; }
-
-  constexpr Ticket num_tickets() const { return static_cast<Ticket>(problem.chains()); }
-  constexpr int num_chains(Ticket) const { return 1; }
 
   constexpr Chain chain(Ticket ticket, int) const {
     int const n = problem.kv_tiles();
     return chain_of(problem, ticket / n, ticket % n);
-  }
-
-  constexpr int num_rows(Chain const& c) const {
-    return problem.q_tiles() - problem.first_q_tile(c.kv_tile);
   }
 
   constexpr Row row(Chain const& c, int position) const {

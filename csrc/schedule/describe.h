@@ -18,10 +18,6 @@ inline std::string describe(Refusal const& refusal, char const* strategy) {
     case Refusal::Reason::kNeedsEqualLengths:
       return name + "needs seqlen_q equal to seqlen_k, got seqlen_q " + given + " and seqlen_k " +
              wanted;
-    case Refusal::Reason::kNeedsWholeTiles:
-      return name + "needs a sequence length that is a multiple of " + wanted + ", got " + given;
-    case Refusal::Reason::kNeedsMoreQTiles:
-      return name + "needs at least " + wanted + " q tiles, got " + given;
     case Refusal::Reason::kNeedsResidentGroup:
       return name + "needs " + wanted +
              " CTAs resident together because its chains wait for each " + "other, got " + given;

@@ -66,8 +66,6 @@ struct Refusal {
     kNeedsCausalMask,
     kNeedsFullMask,
     kNeedsEqualLengths,   // given: seqlen_q, wanted: seqlen_k
-    kNeedsWholeTiles,     // given: seqlen, wanted: a multiple of tile_kv
-    kNeedsMoreQTiles,     // given: q tiles, wanted: at least this many
     kNeedsResidentGroup,  // given: CTAs that can be resident, wanted: tickets that wait for another
   };
   Reason reason = Reason::kNone;
@@ -75,6 +73,21 @@ struct Refusal {
   int wanted = 0;
 
   constexpr explicit operator bool() const { return reason != Reason::kNone; }
+};
+
+constexpr Refusal unless_causal(Problem const& p) {
+  return p.causal ? Refusal{} : Refusal{Refusal::Reason::kNeedsCausalMask};
+}
+
+// What schedules share whose every ticket is one chain, which visits all the rows that see it.
+struct OneChainATicket {
+  Problem problem;
+
+  constexpr Ticket num_tickets() const { return static_cast<Ticket>(problem.chains()); }
+  constexpr int num_chains(Ticket) const { return 1; }
+  constexpr int num_rows(Chain const& c) const {
+    return problem.q_tiles() - problem.first_q_tile(c.kv_tile);
+  }
 };
 
 template <typename S>

@@ -14,12 +14,10 @@
 
 namespace dash {
 
-struct Shift {
+struct Shift : OneChainATicket {
   static constexpr char const* kName = "shift";
   static constexpr bool kCyclic = true;
   static constexpr int kMaxGroup = 64;
-
-  Problem problem;
 
   static constexpr int group_size(Problem const& p) {
     int const spaced = p.group() > 1 ? p.q_tiles() : p.q_tiles() / 2;
@@ -39,9 +37,6 @@ struct Shift {
     }
     return {};
   }
-
-  constexpr Ticket num_tickets() const { return static_cast<Ticket>(problem.chains()); }
-  constexpr int num_chains(Ticket) const { return 1; }
 
   // By blocks of heads that fill the chip: group 0 of every head of the block, then group 1 of
   // every head, …, so that a group finds its predecessor in the same head finished.

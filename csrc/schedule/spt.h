@@ -10,26 +10,15 @@
 
 namespace dash {
 
-struct Spt {
+struct Spt : OneChainATicket {
   static constexpr char const* kName = "spt";
   static constexpr bool kCyclic = false;
 
-  Problem problem;
-
-  static constexpr Refusal why_not(Problem const& p, int) {
-    return p.causal ? Refusal{} : Refusal{Refusal::Reason::kNeedsCausalMask};
-  }
-
-  constexpr Ticket num_tickets() const { return static_cast<Ticket>(problem.chains()); }
-  constexpr int num_chains(Ticket) const { return 1; }
+  static constexpr Refusal why_not(Problem const& p, int) { return unless_causal(p); }
 
   constexpr Chain chain(Ticket ticket, int) const {
     int const n = problem.kv_tiles();
     return chain_of(problem, ticket / n, n - 1 - ticket % n);
-  }
-
-  constexpr int num_rows(Chain const& c) const {
-    return problem.q_tiles() - problem.first_q_tile(c.kv_tile);
   }
 
   constexpr Row row(Chain const& c, int position) const {

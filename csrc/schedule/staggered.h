@@ -18,21 +18,16 @@
 // Acyclic: in a head the turns ascend with the tickets.
 #pragma once
 
-#include "schedule.h"
+#include "descending.h"
 
 namespace dash {
 
-struct Staggered {
+struct Staggered : OneChainATicket {
   static constexpr char const* kName = "staggered";
   static constexpr bool kCyclic = false;
   static constexpr int kTilesAbreast = 8;  // KV tiles of one head in flight
 
-  Problem problem;
-
   static constexpr Refusal why_not(Problem const&, int) { return {}; }
-
-  constexpr Ticket num_tickets() const { return static_cast<Ticket>(problem.chains()); }
-  constexpr int num_chains(Ticket) const { return 1; }
 
   constexpr Chain chain(Ticket ticket, int) const {
     int const n = problem.kv_tiles();
@@ -42,12 +37,8 @@ struct Staggered {
     return chain_of(problem, block.first + in_block % block.heads, in_block / block.heads);
   }
 
-  constexpr int num_rows(Chain const& c) const {
-    return problem.q_tiles() - problem.first_q_tile(c.kv_tile);
-  }
-
   constexpr Row row(Chain const& c, int position) const {
-    return {problem.q_tiles() - 1 - position, c.kv_tile};
+    return Descending{problem}.row(c, position);
   }
 };
 

@@ -9,22 +9,16 @@
 // Acyclic: in a head the turns ascend with the tickets, from the last KV tile or from the first.
 #pragma once
 
-#include "schedule.h"
+#include "descending.h"
+#include "spt.h"
 
 namespace dash {
 
-struct Zigzag {
+struct Zigzag : OneChainATicket {
   static constexpr char const* kName = "zigzag";
   static constexpr bool kCyclic = false;
 
-  Problem problem;
-
-  static constexpr Refusal why_not(Problem const& p, int) {
-    return p.causal ? Refusal{} : Refusal{Refusal::Reason::kNeedsCausalMask};
-  }
-
-  constexpr Ticket num_tickets() const { return static_cast<Ticket>(problem.chains()); }
-  constexpr int num_chains(Ticket) const { return 1; }
+  static constexpr Refusal why_not(Problem const& p, int) { return unless_causal(p); }
 
   // Of an odd number of KV heads one more is plain than mirrored. The surplus goes first: the
   // launch then ends with a mirrored block, whose last tickets are the shortest chains of all.
@@ -39,14 +33,9 @@ struct Zigzag {
                           /*kinds=*/2);
   }
 
-  constexpr int num_rows(Chain const& c) const {
-    return problem.q_tiles() - problem.first_q_tile(c.kv_tile);
-  }
-
   constexpr Row row(Chain const& c, int position) const {
-    if (mirrored(c.kv_head)) return {problem.q_tiles() - 1 - position, c.kv_tile};
-    int const q_tile = problem.first_q_tile(c.kv_tile) + position;
-    return {q_tile, problem.kv_tiles_of(q_tile) - 1 - c.kv_tile};
+    return mirrored(c.kv_head) ? Descending{problem}.row(c, position)
+                               : Spt{problem}.row(c, position);
   }
 
  private:
