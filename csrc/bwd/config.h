@@ -8,6 +8,7 @@ namespace dash {
 
 inline constexpr int kWarp = 32;
 inline constexpr int kWarpgroup = 128;
+inline constexpr float kLog2E = 1.4426950408889634f;
 
 // The smallest bucket that holds a head dimension; TMA fills the columns between with zeros.
 constexpr int bucket_of(int head_dim) { return head_dim <= 64 ? 64 : 128; }

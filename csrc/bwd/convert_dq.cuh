@@ -15,9 +15,7 @@ __global__ void __launch_bounds__(Config::kMmaThreads)
   using Fragment = DqFragment<Config>;
   Problem const& p = params.problem;
   int const dq_tile = blockIdx.x;
-  int const q_tile = dq_tile % params.q_tiles;
-  int const head = dq_tile / params.q_tiles % p.heads;
-  int const batch = dq_tile / params.q_tiles / p.heads;
+  auto const [q_tile, head, batch] = tile_place(dq_tile, params.q_tiles, p.heads);
   // Preprocess wrote this tile's zeros; its sum was never stored. To leave before the wait is safe,
   // because each sequence's last q tile sees keys: some CTA always waits for the main kernel.
   if (p.kv_tiles_of(q_tile) == 0) return;

@@ -12,12 +12,12 @@
 //              one lane each            over steps
 //   MMA        warpgroups 1, 2          the five products, softmax gradient, dK and dV
 //
-// Steps flow through two rings of kStages slots (Q with lse and descriptor; dO with delta), one
-// slot of K, one of V, kDsStages of dS between the MMA warpgroups, and one staging buffer of dQ
-// between them and the writers (barriers.h has every barrier).
+// Steps flow through two rings of kStages slots (Q with lse and descriptor; dO with delta),
+// kKSlots of K, one slot of V, kDsStages of dS between the MMA warpgroups, and one staging buffer
+// of dQ between them and the writers (barriers.h has every barrier).
 //
-//   loader     │ Q,dO 0 │ V,K │ Q,dO 1 │ · wait slot │ Q,dO 2 │ …
-//   MMA        │ · wait │ step 0: S dP dV dQ dK │ step 1 │ …            │ store dK, dV │ next chain
+//   loader     │ K │ Q,dO 0 │ V │ Q,dO 1 │ · wait slot │ Q,dO 2 │ …
+//   MMA        │ · wait │ step 0: S dV dP │ step 1: S dK(0) dQ(0) dV dP │ … │ store dK, dV │ …
 //   writer 0   │ read descriptor 0, wait turn ····· │ add 0, pass turn │ ····· add 2 …
 //   writer 1   │ read descriptor 1, wait turn ················· │ add 1, pass turn │ …
 //

@@ -107,7 +107,6 @@ PreprocessParams preprocess_params(BackwardArgs const& args) {
 
 template <typename Element, typename Config>
 MainParams main_params(BackwardArgs const& args, int ctas) {
-  constexpr float kLog2E = 1.4426950408889634f;
   Problem const& p = args.problem;
   WorkspaceLayout const layout(p, Config::kHeadDim);
   AnySchedule const schedule(args.strategy, p);

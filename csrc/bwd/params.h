@@ -42,10 +42,18 @@ struct PreprocessParams {
   int* next_ticket;
 };
 
+// Where the dq_tile-th of all q tiles lies.
+struct TilePlace {
+  int q_tile, head, batch;
+};
+constexpr TilePlace tile_place(int dq_tile, int q_tiles, int heads) {
+  return {dq_tile % q_tiles, dq_tile / q_tiles % heads, dq_tile / q_tiles / heads};
+}
+
 // One step of a chain. The planner writes it, the loader copies it into the stage that carries the
 // step's Q tile. Loader, MMA warpgroups and dQ writers know nothing of schedules beyond this.
 struct alignas(16) StepDescriptor {
-  int dq_tile;  // index among all q tiles: (batch · heads + head) · q_tiles + q_tile
+  int dq_tile;  // index among all q tiles: (batch · heads + head) · q_tiles + q_tile (tile_place)
   int turn;     // when this step may add to the tile's sum
   int flags;
   int q_tile;

@@ -30,15 +30,12 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     preprocess(__grid_constant__ PreprocessParams const params) {
   constexpr int kLanes = Config::kHeadDim / 8;  // threads a row, sixteen bytes each
   constexpr int kRows = kPreprocessThreads / kLanes;
-  constexpr float kLog2E = 1.4426950408889634f;
   constexpr float kInfinity = INFINITY;
 
   allow_next_kernel();
   Problem const& p = params.problem;
   int const dq_tile = blockIdx.x;
-  int const q_tile = dq_tile % p.q_tiles();
-  int const head = dq_tile / p.q_tiles() % p.heads;
-  int const batch = dq_tile / p.q_tiles() / p.heads;
+  auto const [q_tile, head, batch] = tile_place(dq_tile, p.q_tiles(), p.heads);
   if (threadIdx.x == 0) {
     params.dq_turns[dq_tile] = 0;
     if (dq_tile == 0) *params.next_ticket = 0;
