@@ -6,8 +6,7 @@ else. What it cannot run raises ``Unavailable`` with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +14,7 @@ import torch
 import dash
 from benchmarks.measure import Call, poison_free_memory, synchronize
 from benchmarks.shapes import Shape
+from dash.cli.providers import deterministic_algorithms
 
 LARGEST_DIFFERENCE = 0.02  # relative, between two right bf16 backwards: about 0.004
 
@@ -141,19 +141,6 @@ def told_to_be_deterministic(call: Call) -> Call:
             return call()
 
     return deterministic
-
-
-@contextmanager
-def deterministic_algorithms() -> Iterator[None]:
-    """PyTorch's switch, without its fill of new memory, which would cost FA2 time."""
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
 PROVIDERS = {

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-import dash
 from dash.cli import problem
-from dash.cli.problem import make_inputs, shape_from_options
+from dash.cli.problem import make_inputs, plans_asked, shape_from_options
 from dash.cli.providers import providers
 from dash.cli.report import console, print_plan, progress, timing_table
 from dash.cli.timing import time_in_turns
@@ -27,7 +26,7 @@ def bench(
     head_dim: problem.HeadDim = 128,
     dtype: problem.DType = "bfloat16",
     causal: problem.Causal = False,
-    strategy: Annotated[str, typer.Option(help="A strategy, 'auto', or 'all'.")] = "auto",
+    strategy: problem.Strategy = "auto",
     seed: problem.Seed = 0,
     rounds: Rounds = 10,
     burst_ms: BurstMs = 100.0,
@@ -39,19 +38,10 @@ def bench(
         )
         raise typer.Exit(1)
     shape = shape_from_options(batch, seqlen, seqlen_k, heads, kv_heads, head_dim, dtype, causal)
-    plan = dash.plan(
-        shape.q,
-        shape.kv,
-        shape.dtype,
-        causal=causal,
-        strategy="auto" if strategy == "all" else strategy,
-    )
-    print_plan(plan)
-    strategies = [plan.strategy]
-    if strategy == "all":
-        strategies += plan.alternatives
+    plans = plans_asked(shape, strategy)
+    print_plan(plans[0])
     inputs = make_inputs(shape, seed)
-    rivals = list(providers(inputs, strategies))
+    rivals = list(providers(inputs, [plan.strategy for plan in plans]))
     results = time_in_turns(rivals, rounds, burst_ms, progress("timing"))
     console.print(timing_table(results, shape))
     if not all(timed.finite for timed in results):

@@ -8,6 +8,7 @@ from typing import Annotated
 import torch
 import typer
 
+import dash
 from dash.device import default_device, dtype_name
 from dash.forward import choose_forward
 
@@ -19,7 +20,7 @@ KvHeads = Annotated[int | None, typer.Option(help="Key and value heads; as many 
 HeadDim = Annotated[int, typer.Option(help="A multiple of 8 up to 128.")]
 DType = Annotated[str, typer.Option(help="bfloat16 or float16.")]
 Causal = Annotated[bool, typer.Option(help="Bottom-right aligned causal mask, or none.")]
-Strategy = Annotated[str, typer.Option(help="Order of the sums; 'auto' lets the plan choose.")]
+Strategy = Annotated[str, typer.Option(help="A strategy, 'auto', or 'all'.")]
 Seed = Annotated[int, typer.Option(help="Seed of the inputs.")]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -93,6 +94,18 @@ def shape_from_options(
         dtype=DTYPES[dtype],
         causal=causal,
     )
+
+
+def plans_asked(shape: Shape, strategy: str) -> list[dash.Plan]:
+    """The plans of ``--strategy``: one, or for 'all' auto's first and then all that could run."""
+    if strategy != "all":
+        return [_plan(shape, strategy)]
+    first = _plan(shape, "auto")
+    return [first, *(_plan(shape, name) for name in first.alternatives)]
+
+
+def _plan(shape: Shape, strategy: str) -> dash.Plan:
+    return dash.plan(shape.q, shape.kv, shape.dtype, causal=shape.causal, strategy=strategy)
 
 
 @dataclass(frozen=True)

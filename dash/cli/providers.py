@@ -54,7 +54,7 @@ def _flash(inputs: Inputs) -> Callable[[], Gradients]:
     backward = _autograd(out, (q, k, v), inputs)
 
     def deterministic() -> Gradients:
-        with _deterministic_algorithms():
+        with deterministic_algorithms():
             return backward()
 
     return deterministic
@@ -83,14 +83,14 @@ def _autograd(
 
 
 @contextlib.contextmanager
-def _deterministic_algorithms() -> Iterator[None]:
+def deterministic_algorithms() -> Iterator[None]:
     """What FlashAttention-2 in PyTorch asks for its order; without PyTorch's fill of new memory."""
-    before = torch.are_deterministic_algorithms_enabled()
+    before = torch.aredeterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
     torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(True)
+    torch.usedeterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.usedeterministic_algorithms(before)
         torch.utils.deterministic.fill_uninitialized_memory = fill

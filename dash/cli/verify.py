@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-import dash
 from dash.cli import problem
 from dash.cli.accuracy import judge
-from dash.cli.problem import make_inputs, shape_from_options
+from dash.cli.problem import make_inputs, plans_asked, shape_from_options
 from dash.cli.repeats import repeat
 from dash.cli.report import accuracy_table, console, progress, repeats_line
 from dash.device import default_device
@@ -26,25 +25,21 @@ def verify(
     head_dim: problem.HeadDim = 64,
     dtype: problem.DType = "bfloat16",
     causal: problem.Causal = False,
-    strategy: Annotated[str, typer.Option(help="A strategy, 'auto', or 'all'.")] = "auto",
+    strategy: problem.Strategy = "auto",
     seed: problem.Seed = 0,
     repeats: Count = 100,
 ) -> None:
     """Checks the gradients of a problem: exact enough, and the same bits on every call."""
     shape = shape_from_options(batch, seqlen, seqlen_k, heads, kv_heads, head_dim, dtype, causal)
-    asked = "auto" if strategy == "all" else strategy
-    plan = dash.plan(shape.q, shape.kv, shape.dtype, causal=causal, strategy=asked)
-    names = [plan.strategy]
-    if strategy == "all":
-        names += plan.alternatives
+    plans = plans_asked(shape, strategy)
     console.print(f"{shape}; on {default_device()}")
     inputs = make_inputs(shape, seed)
     good = True
-    for name in names:
-        one = dash.plan(shape.q, shape.kv, shape.dtype, causal=causal, strategy=name)
-        console.rule(f"{name}, fingerprint {one.fingerprint}", align="left")
+    for plan in plans:
+        name = plan.strategy
+        console.rule(f"{name}, fingerprint {plan.fingerprint}", align="left")
         result = repeat(
-            lambda name=name: inputs.backward(name), repeats, one.workspace_bytes, progress(name)
+            lambda name=name: inputs.backward(name), repeats, plan.workspace_bytes, progress(name)
         )
         verdicts = judge(inputs, inputs.backward(name))
         console.print(accuracy_table(verdicts))
