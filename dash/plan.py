@@ -23,7 +23,7 @@ from dash.support import UnsupportedError, make_problem, shape_reasons, strategy
 
 # Part of every fingerprint. Raise it when a kernel change alters bits under an unchanged schedule:
 # another order of products inside a step, another rounding, another exp.
-ORDER_VERSION = 1
+ORDER_VERSION = 2
 
 _FINGERPRINT_DIGITS = 16
 

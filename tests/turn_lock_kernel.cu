@@ -3,9 +3,9 @@
 // answer.
 //
 //   fold  x = x · a + b modulo 2^32 with plain loads and stores under the lock
-//   bulk  the dQ protocol: turn 0 stores a tile, the others add theirs by bulk reduction, the last
-//         reads the sum by plain loads; terms differ by up to 2^48, so that rounding tells the
-//         order
+//   bulk  the dQ protocol: turn 0 stores a tile, the others add theirs by bulk reduction, and
+//         another CTA waits for the last turn and reads the sum by plain loads; terms differ by up
+//         to 2^48, so that rounding tells the order
 //
 // Tickets are a random merge of the locks' turns: each wait points to a smaller ticket, so any
 // number of CTAs makes progress. Exit code 0: every answer is the one in turn order; 1: some is
@@ -106,7 +106,7 @@ __global__ void bulk(Ticket const* tickets, int num_tickets, int* next_ticket, i
     if (threadIdx.x == 0) taken = atomicAdd(next_ticket, 1);
     __syncthreads();
     int const t = taken;
-    if (t >= num_tickets) return;
+    if (t >= num_tickets) break;
     Ticket const ticket = tickets[t];
     for (int e = threadIdx.x; e < kTileFloats; e += kThreads)
       stage[e] = term(name_of(seed, ticket.lock, ticket.turn, e));
@@ -127,10 +127,13 @@ __global__ void bulk(Ticket const* tickets, int num_tickets, int* next_ticket, i
       dash::pass_turn(counter, ticket.turn + 1);
     }
     __syncthreads();
-    if (ticket.turn == kBulkTurns - 1) {
-      for (int e = threadIdx.x; e < kTileFloats; e += kThreads)
-        finished[ticket.lock * kTileFloats + e] = sum[e];
-    }
+  }
+  // All tickets are taken by CTAs that run, so each lock's last turn comes.
+  for (int lock = blockIdx.x; lock < kLocks; lock += gridDim.x) {
+    if (threadIdx.x == 0) dash::wait_last_turn(turn_counters + lock, kBulkTurns);
+    __syncthreads();
+    for (int e = threadIdx.x; e < kTileFloats; e += kThreads)
+      finished[lock * kTileFloats + e] = sums[lock * kTileFloats + e];
   }
 }
 

@@ -32,12 +32,12 @@ struct KernelConfig {
   static constexpr int kThreads = kWarpgroup + kMmaThreads;
   static constexpr int kDqWriters = 2;  // alternate over steps: each has two steps for its adds
 
-  // Registers decide the order of a step (mma.cuh). Fragments of a 64-row q tile leave room to
-  // carry dS into the next step and begin dK there, to begin dV before dS, and to read half of lse
-  // early. At head dimension 64 a 128-row q tile leaves none (216 bytes of spill), and 64 rows are
-  // slower by a quarter: full, 4k: 346 against 461 TFLOPS.
-  static constexpr bool kRegistersToSpare = kTileQ == 64;
-  static constexpr int kEarlyLse = kRegistersToSpare ? kTileQ / 8 : 0;  // columns; all would spill
+  // Registers decide the order of a step (mma.cuh). With a 64-row q tile dS is carried into the
+  // next step and dK begun there. With 128 rows that spills; but dS is made while dV is in flight,
+  // which with 64 rows serialises. 64 rows at head dimension 64 are slower by a quarter.
+  static constexpr bool kLateDk = kTileQ == 64;
+  static constexpr bool kDsUnderDv = !kLateDk;
+  static constexpr int kEarlyLse = kLateDk ? 8 : 32;  // columns a thread reads before the products
 
   static constexpr int kServiceRegisters = 24;  // planner, loader and dQ writers
   static constexpr int kMmaRegisters = 240;
@@ -76,7 +76,7 @@ struct WorkspaceLayout {
   int64_t next_ticket = 0;  // int32, then the turn counters: what the preprocess kernel resets
   int64_t dq_turns = 0;     // int32 for each (batch, head, q tile)
   int64_t lse_log2 = 0;     // fp32 for each row of each q tile, padded to whole tiles
-  int64_t delta = 0;        // likewise
+  int64_t minus_delta = 0;  // likewise
   int64_t dq_accum = 0;     // fp32 q tiles in fragment order (dq_fragment.cuh)
   int64_t bytes = 0;
 
@@ -91,7 +91,7 @@ struct WorkspaceLayout {
     next_ticket = take(sizeof(int));
     dq_turns = take(tiles * static_cast<int64_t>(sizeof(int)));
     lse_log2 = take(rows * static_cast<int64_t>(sizeof(float)));
-    delta = take(rows * static_cast<int64_t>(sizeof(float)));
+    minus_delta = take(rows * static_cast<int64_t>(sizeof(float)));
     dq_accum = take(rows * bucket * static_cast<int64_t>(sizeof(float)));
   }
 };

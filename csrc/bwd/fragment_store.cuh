@@ -27,7 +27,8 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
 
 // Stores a fragment of 16 rows by kSize·2 columns, times `scale`. row0 and column0 are the
 // fragment's origin in the tensor slice that `slice` points at; rows ≥ rows and columns ≥ columns
-// are dropped.
+// are dropped. The store is streaming: nobody reads it here, and it would push Q, dO and the sums
+// of dQ out of L2.
 template <typename Element, int kSize>
 __device__ __forceinline__ void store_fragment(float const (&x)[kSize], float scale, Element* slice,
                                                int64_t row_stride, int row0, int column0, int rows,
@@ -47,8 +48,8 @@ __device__ __forceinline__ void store_fragment(float const (&x)[kSize], float sc
       transpose_quad(words, lane);
       int const column = column0 + 8 * (g + lane % 4);
       if (row < rows && column < columns)
-        *reinterpret_cast<uint4*>(slice + row * row_stride + column) =
-            make_uint4(words[0], words[1], words[2], words[3]);
+        __stcs(reinterpret_cast<uint4*>(slice + row * row_stride + column),
+               make_uint4(words[0], words[1], words[2], words[3]));
     }
   }
 }

@@ -7,7 +7,7 @@
 //
 //   role       threads                  does
 //   planner    warp 0, one lane         tickets, schedule, step descriptors
-//   loader     warp 1, one lane         TMA loads of K, V, Q, dO, lse, delta
+//   loader     warp 1, one lane         TMA loads of K, V, Q, dO, lse, −delta
 //   dQ writer  kDqWriters warps,        wait turn, bulk add, wait complete, pass turn; alternating
 //              one lane each            over steps
 //   MMA        warpgroups 1, 2          the five products, softmax gradient, dK and dV
@@ -61,8 +61,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (threadIdx.x == 0) init_barriers<Storage, Config>(smem);
   __syncthreads();
-  allow_next_kernel();
+  // In this order: the conversion reads turn counters as soon as it runs, and preprocess, which
+  // resets them, has completed when every CTA is past the wait.
   wait_for_previous_kernel();
+  allow_next_kernel();
 
   if (role == Role::kMma) {
     take_registers_up_to<Config::kMmaRegisters>();

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <string>
 
@@ -100,7 +101,7 @@ PreprocessParams preprocess_params(BackwardArgs const& args) {
           .problem = args.problem,
           .head_dim = args.head_dim,
           .lse_log2 = at<float>(args.workspace, layout.lse_log2),
-          .delta = at<float>(args.workspace, layout.delta),
+          .minus_delta = at<float>(args.workspace, layout.minus_delta),
           .dq_turns = at<int>(args.workspace, layout.dq_turns),
           .next_ticket = at<int>(args.workspace, layout.next_ticket)};
 }
@@ -134,15 +135,21 @@ MainParams main_params(BackwardArgs const& args, int ctas) {
           .dk = args.dk,
           .dv = args.dv,
           .lse_log2 = at<float>(args.workspace, layout.lse_log2),
-          .delta = at<float>(args.workspace, layout.delta),
+          .minus_delta = at<float>(args.workspace, layout.minus_delta),
           .dq_accum = at<float>(args.workspace, layout.dq_accum),
           .dq_turns = at<int>(args.workspace, layout.dq_turns),
           .next_ticket = at<int>(args.workspace, layout.next_ticket)};
 }
 
-// CTAs of the main kernel that the current device holds together.
+// CTAs of the main kernel that the current device holds together; asked once a device, because the
+// answer takes longer than a launch. Also lets the kernel have its shared memory there.
 template <typename Element, typename Config>
 int resident_on_current_device(int device) {
+  constexpr int kRememberedDevices = 64;
+  static std::atomic<int> remembered[kRememberedDevices];
+  bool const may_remember = device < kRememberedDevices;
+  if (may_remember)
+    if (int const ctas = remembered[device].load(std::memory_order_relaxed)) return ctas;
   auto* const kernel = attention_backward<Element, Config>;
   constexpr int kSharedBytes = sizeof(SharedStorage<Element, Config>);
   DASH_CHECK_CUDA(
@@ -151,6 +158,7 @@ int resident_on_current_device(int device) {
   DASH_CHECK_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
   DASH_CHECK_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, Config::kThreads,
                                                                 kSharedBytes));
+  if (may_remember) remembered[device].store(sms * per_sm, std::memory_order_relaxed);
   return sms * per_sm;
 }
 

@@ -59,7 +59,8 @@ class Loader {
 
     mbarrier_wait(smem_.dout_empty[stage], ring_.parity() ^ 1, "dout_empty");
     mbarrier_arrive_expect_bytes(smem_.dout_full[stage], kTileBytes + kVectorBytes);
-    bulk_load(smem_.delta[stage], params_.delta + padded_row, kVectorBytes, smem_.dout_full[stage]);
+    bulk_load(smem_.minus_delta[stage], params_.minus_delta + padded_row, kVectorBytes,
+              smem_.dout_full[stage]);
     load_tile<Config::kTileQ>(smem_.dout[stage], params_.dout, smem_.dout_full[stage], row,
                               step.head, step.batch);
     ring_.advance();

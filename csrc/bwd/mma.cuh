@@ -6,7 +6,10 @@
 //   tensor core  S(i) │ dK(i-1) ─── dQ(i-1) │ dV(i) ─── dP(i) ──── │        │ S(i+1) …
 //   registers         │ exp2, mask, P(i)    │ stage dQ(i-1)        │ dS(i)  │
 //
-// With a 128-row q tile registers allow less: dV(i) and dK(i) follow dS(i) (config.h).
+// With a 128-row q tile registers allow another order (config.h):
+//
+//   tensor core  S(i) │ dQ(i-1) ────────── │ dP(i) ─── dV(i) ─── dK(i) │ S(i+1) …
+//   registers         │ exp2, mask, P(i)   │ stage dQ(i-1)  │ dS(i)    │
 #pragma once
 
 #include "../sm90/bulk_reduce.cuh"
@@ -95,7 +98,7 @@ class MmaWarpgroup {
     // Local, so that each step's are new to the compiler: a product reads its accumulators, and as
     // members they would all stay alive from step to step.
     float s[P::kScoreFragment], dp[P::kScoreFragment], dq[P::kDqFragment];
-    float lse_log2[P::kScoreFragment / 2], delta[P::kScoreFragment / 2];
+    float lse_log2[P::kScoreFragment / 2];
 
     // Loads go out before the products: behind them they would wait for the tensor core to take
     // those.
@@ -105,14 +108,14 @@ class MmaWarpgroup {
       mbarrier_wait(smem_.k_full[k_slot()], parity_of<Config::kKSlots>(chains_), "k_full");
     issue_scores(s, stage);
     if constexpr (!kFirst) begin_late_products(dq);
-    wgmma_wait<kFirst ? 0 : Config::kRegistersToSpare ? 2 : 1>();  // S
+    wgmma_wait<kFirst ? 0 : Config::kLateDk ? 2 : 1>();  // S
     auto S = make_tensor(&s[0], P::score_layout());
     wgmma_fence(S);
     load_columns<Config::kEarlyLse, P::kScoreFragment / 2>(lse_log2, own_lse);
     probabilities(s, lse_log2, params_.scale_log2);
     if (flags & kMasked) hide_scores(s, smem_.steps[stage]);
     uint32_t p[P::kScoreFragment / 2];
-    if constexpr (Config::kRegistersToSpare) to_operand<Element>(p, s);
+    to_operand<Element>(p, s);
 
     forget_addresses();
     mbarrier_wait(smem_.dout_full[stage], parity_of<Config::kStages>(count_), "dout_full");
@@ -121,29 +124,32 @@ class MmaWarpgroup {
       end_late_products(dq);
     }
     if constexpr (kFirst) mbarrier_wait(smem_.v_full, chains_ & 1, "v_full");
-    if constexpr (Config::kRegistersToSpare) issue_kv(dv_, p, smem_.dout, stage);
-    issue_output_scores(dp, stage);
+    float const* const own_minus_delta = &smem_.minus_delta[stage][first_column()];
+    if constexpr (Config::kDsUnderDv) {
+      set_columns(dp, own_minus_delta);
+      issue_output_scores(dp, stage);
+      issue_kv(dv_, p, smem_.dout, stage);
+    } else {
+      issue_kv(dv_, p, smem_.dout, stage);
+      issue_output_scores(dp, stage);
+    }
     if constexpr (!kFirst) hand_over_dq();
 
-    wgmma_wait<0>();  // dP, dV
+    wgmma_wait<Config::kDsUnderDv ? 1 : 0>();  // dP; dV, too, where it was issued before
     auto dP = make_tensor(&dp[0], P::score_layout());
     wgmma_fence(dP);
     if (flags & kLastOfChain) arrive_once_per_warp(smem_.v_empty);
-    load_columns<0, P::kScoreFragment / 2>(delta, &smem_.delta[stage][first_column()]);
-    score_gradients(dp, s, delta);
+    if constexpr (!Config::kDsUnderDv) add_columns(dp, own_minus_delta);
+    score_gradients(dp, s);
     to_operand<Element>(ds_, dp);
     store_ds<Config>(&smem_.ds[slot_of<Config::kDsStages>(count_)][0], ds_, kv_row());
     fence_proxy_async_shared();
     arrive_once_per_warp(smem_.ds_full[slot_of<Config::kDsStages>(count_)]);
-    if constexpr (!Config::kRegistersToSpare) {
-      to_operand<Element>(p, s);
-      issue_kv(dv_, p, smem_.dout, stage);
-      issue_kv(dk_, ds_, smem_.q, stage);
-    }
+    if constexpr (!Config::kLateDk) issue_kv(dk_, ds_, smem_.q, stage);
     wgmma_wait<0>();  // dV, and dK where it was issued
     fence_kv();
     arrive_once_per_warp(smem_.dout_empty[stage]);
-    if (!Config::kRegistersToSpare && !(flags & kLastOfChain))
+    if (!Config::kLateDk && !(flags & kLastOfChain))
       arrive_once_per_warp(smem_.q_empty[stage]);  // else end_chain() still reads the descriptor
     ++count_;
   }
@@ -155,8 +161,7 @@ class MmaWarpgroup {
     wgmma_wait<0>();
     arrive_once_per_warp(smem_.k_empty[k_slot()]);
     ++chains_;
-    if (!Config::kRegistersToSpare)
-      arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
+    if (!Config::kLateDk) arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
     end_late_products(dq);
     hand_over_dq();
     store_kv_gradients<Element, Config>(params_, step, dk_, dv_, kv_row());
@@ -168,8 +173,7 @@ class MmaWarpgroup {
   // the next step's ds_full, and before that the other one waited for its dQ.
   __device__ __forceinline__ void begin_late_products(float (&dq)[P::kDqFragment]) {
     uint32_t const last = count_ - 1;
-    if constexpr (Config::kRegistersToSpare)
-      issue_kv(dk_, ds_, smem_.q, slot_of<Config::kStages>(last));
+    if constexpr (Config::kLateDk) issue_kv(dk_, ds_, smem_.q, slot_of<Config::kStages>(last));
     mbarrier_wait(smem_.ds_full[slot_of<Config::kDsStages>(last)],
                   parity_of<Config::kDsStages>(last), "ds_full");
     issue_dq(dq, slot_of<Config::kDsStages>(last));
@@ -182,8 +186,7 @@ class MmaWarpgroup {
     auto dQ = cute::make_tensor(&dq[0], P::dq_layout());
     wgmma_fence(dQ);
     fence_kv();
-    if (Config::kRegistersToSpare)
-      arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
+    if (Config::kLateDk) arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
     if (count_ >= 2)
       mbarrier_wait(smem_.dq_empty[slot_of<Config::kDqWriters>(count_ - 2)],
                     parity_of<Config::kDqWriters>(count_ - 2), "dq_empty");
@@ -212,17 +215,20 @@ class MmaWarpgroup {
                 mma.partition_fragment_B(sQ)(_, _, _, stage), S, false);
   }
 
-  // dP^T = V dO^T
+  // dP^T = V dO^T, or, where dp holds −delta, dP^T − delta
   __device__ __forceinline__ void issue_output_scores(float (&dp)[P::kScoreFragment], int stage) {
     using namespace cute;
     auto const mma = scores_mma().get_slice(warpgroup_ * kWarpgroup);
     auto const sV = make_tensor(make_smem_ptr(smem_.v), typename P::KvLayout{});
     auto const sdO = make_tensor(make_smem_ptr(&smem_.dout[0][0]), typename P::QLayout{});
     auto dP = make_tensor(&dp[0], P::score_layout());
-    clear(dP);
+    if constexpr (Config::kDsUnderDv)
+      wgmma_fence(dP);
+    else
+      clear(dP);
     wgmma_begin();
     wgmma_issue(scores_mma(), mma.partition_fragment_A(sV),
-                mma.partition_fragment_B(sdO)(_, _, _, stage), dP, false);
+                mma.partition_fragment_B(sdO)(_, _, _, stage), dP, Config::kDsUnderDv);
   }
 
   // dV += P^T dO and dK += dS^T Q

@@ -24,10 +24,10 @@ struct MainParams {
   float scale_log2;     // softmax_scale · log2 e: turns S into the exponent of 2
   float softmax_scale;  // of dK and dQ
   TensorView dq, dk, dv;
-  float const* lse_log2;  // (q tiles in all, kTileQ), padded rows +inf
-  float const* delta;     // likewise, padded rows 0
-  float* dq_accum;        // (q tiles in all, kDqTileFloats) in fragment order
-  int* dq_turns;          // (q tiles in all)
+  float const* lse_log2;     // (q tiles in all, kTileQ), padded rows +inf
+  float const* minus_delta;  // likewise, padded rows 0
+  float* dq_accum;           // (q tiles in all, kDqTileFloats) in fragment order
+  int* dq_turns;             // (q tiles in all)
   int* next_ticket;
 };
 
@@ -37,7 +37,7 @@ struct PreprocessParams {
   Problem problem;
   int head_dim;
   float* lse_log2;
-  float* delta;
+  float* minus_delta;
   int* dq_turns;
   int* next_ticket;
 };
@@ -68,7 +68,6 @@ enum StepFlag : int {
   kLastOfChain = 2,   // dK and dV are complete after this step
   kMasked = 4,        // some of the step's scores are hidden by the mask or lie past the last key
   kEndOfWork = 8,     // no step: the CTA is done
-  kLastTurn = 16,     // the tile's sum is complete after this step
 };
 
 }  // namespace dash

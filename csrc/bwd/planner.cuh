@@ -52,7 +52,6 @@ class Planner {
     for (position = 0; position < rows; ++position) {
       Row const row = schedule_.row(chain, position);
       int flags = step_needs_mask(p, row.q_tile, chain.kv_tile) ? kMasked : 0;
-      if (row.turn + 1 == p.kv_tiles_of(row.q_tile)) flags |= kLastTurn;
       if (position == 0) flags |= kFirstOfChain;
       for (int member = 0; member < params_.group; ++member) {
         if (position == rows - 1 && member == params_.group - 1) flags |= kLastOfChain;

@@ -18,7 +18,7 @@ struct alignas(1024) SharedStorage {
   Element ds[Config::kDsStages][Config::kTileQ * Config::kTileKv];
   float dq[Config::kDqTileFloats];  // staging, fragment order
   float lse_log2[Config::kStages][Config::kTileQ];
-  float delta[Config::kStages][Config::kTileQ];
+  float minus_delta[Config::kStages][Config::kTileQ];
   Ticket planned_ticket;  // these three are the planner's own
   Chain planned_chain;
   int planned_position;

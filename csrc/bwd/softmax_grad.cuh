@@ -15,8 +15,8 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// Columns kFirst … kLast - 1 of the fragment, of a vector in shared memory; `vector` points at the
-// thread's first column.
+// Columns kFirst … kLast - 1 of the fragment, of a vector in shared memory; here and below `vector`
+// points at the thread's first column.
 template <int kFirst, int kLast, int kColumns>
 __device__ __forceinline__ void load_columns(float (&x)[kColumns], float const* vector) {
 #pragma unroll
@@ -51,12 +51,35 @@ __device__ __forceinline__ void hide(float (&p)[kSize], int first_upper, int fir
   }
 }
 
-// dP becomes dS = P ∘ (dP − delta), not yet scaled by softmax_scale.
+// Every row of the fragment becomes the columns of a vector in shared memory.
 template <int kSize>
-__device__ __forceinline__ void score_gradients(float (&dp)[kSize], float const (&p)[kSize],
-                                                float const (&delta)[kSize / 2]) {
+__device__ __forceinline__ void set_columns(float (&x)[kSize], float const* vector) {
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) dp[i] = p[i] * (dp[i] - delta[i / 4 * 2 + i % 2]);
+  for (int i = 0; i < kSize; i += 4) {
+    float2 const pair = *reinterpret_cast<float2 const*>(vector + 2 * i);
+    x[i] = x[i + 2] = pair.x;
+    x[i + 1] = x[i + 3] = pair.y;
+  }
+}
+
+// The same, added to the fragment.
+template <int kSize>
+__device__ __forceinline__ void add_columns(float (&x)[kSize], float const* vector) {
+#pragma unroll
+  for (int i = 0; i < kSize; i += 4) {
+    float2 const pair = *reinterpret_cast<float2 const*>(vector + 2 * i);
+    x[i] += pair.x;
+    x[i + 1] += pair.y;
+    x[i + 2] += pair.x;
+    x[i + 3] += pair.y;
+  }
+}
+
+// dP − delta becomes dS = P ∘ (dP − delta), not yet scaled by softmax_scale.
+template <int kSize>
+__device__ __forceinline__ void score_gradients(float (&dp)[kSize], float const (&p)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) dp[i] *= p[i];
 }
 
 // Two fp32 values to one register of two 16-bit elements, round to nearest even.

@@ -7,7 +7,8 @@
 //   pass_turn: fence.proxy.async orders the completed bulk writes before the release.
 //   wait_turn: the acquire pairs with that release; fence.proxy.async orders it before the bulk
 //              operations that follow, which use the async proxy.
-// Both are called by the one thread that issues the bulk operations.
+// Both are called by the one thread that issues the bulk operations. wait_last_turn is for whoever
+// reads the finished sum by ordinary loads: its acquire pairs with the last pass_turn.
 #pragma once
 
 #include "bulk_reduce.cuh"
@@ -25,6 +26,20 @@ __device__ __forceinline__ void wait_turn(int const* turn_counter, int turn) {
   } while (now != turn);
 #endif
   fence_proxy_async();
+}
+
+__device__ __forceinline__ void wait_last_turn(int const* turn_counter, int turns) {
+#ifndef DASH_SKIP_TURNS  // there turns are passed in any order, and the last may not be seen
+  constexpr unsigned kPollNanoseconds = 200;
+  Watchdog const watchdog("last turn", turns, 0);
+  for (;;) {
+    int now;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn_counter) : "memory");
+    if (now == turns) return;
+    watchdog.check();
+    __nanosleep(kPollNanoseconds);
+  }
+#endif
 }
 
 __device__ __forceinline__ void pass_turn(int* turn_counter, int next_turn) {
