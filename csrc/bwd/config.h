@@ -32,12 +32,10 @@ struct KernelConfig {
   static constexpr int kThreads = kWarpgroup + kMmaThreads;
   static constexpr int kDqWriters = 2;  // alternate over steps: each has two steps for its adds
 
-  // Registers decide the order of a step (mma.cuh). With a 64-row q tile dS is carried into the
-  // next step and dK begun there. With 128 rows that spills; but dS is made while dV is in flight,
-  // which with 64 rows serialises. 64 rows at head dimension 64 are slower by a quarter.
+  // Registers decide where dK of a step is begun (mma.cuh). With a 64-row q tile dS is carried in
+  // registers into the next step, and dK opens that. With 128 rows they spill, so dK closes its own
+  // step; 64 rows at head dimension 64 are slower by a quarter.
   static constexpr bool kLateDk = kTileQ == 64;
-  static constexpr bool kDsUnderDv = !kLateDk;
-  static constexpr int kEarlyLse = kLateDk ? 8 : 32;  // columns a thread reads before the products
 
   static constexpr int kServiceRegisters = 24;  // planner, loader and dQ writers
   static constexpr int kMmaRegisters = 240;

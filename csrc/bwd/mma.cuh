@@ -3,13 +3,10 @@
 // What one warpgroup keeps the tensor core busy with, and what its registers do meanwhile (the
 // other warpgroup fills the gaps):
 //
-//   tensor core  S(i) │ dK(i-1) ─── dQ(i-1) │ dV(i) ─── dP(i) ──── │        │ S(i+1) …
-//   registers         │ exp2, mask, P(i)    │ stage dQ(i-1)        │ dS(i)  │
+//   tensor core  dK(i-1) ── S(i) ── dQ(i-1) │              │ dP(i) ── dV(i)   │ dK(i) ── …
+//   registers                │ exp2, mask, P(i) │ stage dQ(i-1) │        │ dS(i) │
 //
-// With a 128-row q tile registers allow another order (config.h):
-//
-//   tensor core  S(i) │ dQ(i-1) ────────── │ dP(i) ─── dV(i) ─── dK(i) │ S(i+1) …
-//   registers         │ exp2, mask, P(i)   │ stage dQ(i-1)  │ dS(i)    │
+// With a 128-row q tile there are no registers to carry dS(i) over, and step i waits for dK(i).
 #pragma once
 
 #include "../sm90/bulk_reduce.cuh"
@@ -73,8 +70,7 @@ class MmaWarpgroup {
       for (int i = 0; i < P::kKvFragment; ++i) dk_[i] = dv_[i] = 0.f;
       step</*kFirst=*/true>(flags);
       while (!(flags & kLastOfChain)) {
-        flags = receive_step();
-        step</*kFirst=*/false>(flags);
+        flags = step</*kFirst=*/false>(flags);
       }
       end_chain();
       flags = receive_step();
@@ -88,12 +84,17 @@ class MmaWarpgroup {
     return smem_.steps[slot_of<Config::kStages>(count_)].flags;
   }
 
-  // Before and after: nothing in flight; dS of the last step in shared memory and in ds_, and
-  // neither dK nor dQ of it begun (none in the first step of a chain).
+  // Before and after: nothing in flight; dS of the last step in shared memory and in ds_, dQ of it
+  // not begun, nor dK where it is late (no last step in the first of a chain, whose flags are known
+  // already). Returns the step's flags.
   template <bool kFirst>
-  __device__ __forceinline__ void step(int flags) {
+  __device__ __forceinline__ int step(int flags) {
     using namespace cute;
     forget_addresses();
+    if constexpr (!kFirst) {
+      if constexpr (Config::kLateDk) issue_last_dk();
+      flags = receive_step();
+    }
     int const stage = slot_of<Config::kStages>(count_);
     // Local, so that each step's are new to the compiler: a product reads its accumulators, and as
     // members they would all stay alive from step to step.
@@ -102,16 +103,21 @@ class MmaWarpgroup {
 
     // Loads go out before the products: behind them they would wait for the tensor core to take
     // those.
-    float const* const own_lse = &smem_.lse_log2[stage][first_column()];
-    load_columns<0, Config::kEarlyLse>(lse_log2, own_lse);
+    load_columns(lse_log2, &smem_.lse_log2[stage][first_column()]);
     if constexpr (kFirst)
       mbarrier_wait(smem_.k_full[k_slot()], parity_of<Config::kKSlots>(chains_), "k_full");
     issue_scores(s, stage);
-    if constexpr (!kFirst) begin_late_products(dq);
-    wgmma_wait<kFirst ? 0 : Config::kLateDk ? 2 : 1>();  // S
+    if constexpr (!kFirst) {
+      if constexpr (Config::kLateDk) {
+        wgmma_wait<1>();  // dK
+        fence_kv();
+        arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
+      }
+      issue_last_dq(dq);
+    }
+    wgmma_wait<kFirst ? 0 : 1>();  // S
     auto S = make_tensor(&s[0], P::score_layout());
     wgmma_fence(S);
-    load_columns<Config::kEarlyLse, P::kScoreFragment / 2>(lse_log2, own_lse);
     probabilities(s, lse_log2, params_.scale_log2);
     if (flags & kMasked) hide_scores(s, smem_.steps[stage]);
     uint32_t p[P::kScoreFragment / 2];
@@ -121,72 +127,69 @@ class MmaWarpgroup {
     mbarrier_wait(smem_.dout_full[stage], parity_of<Config::kStages>(count_), "dout_full");
     if constexpr (!kFirst) {
       wgmma_wait<0>();
-      end_late_products(dq);
+      stage_dq(dq);
     }
     if constexpr (kFirst) mbarrier_wait(smem_.v_full, chains_ & 1, "v_full");
-    float const* const own_minus_delta = &smem_.minus_delta[stage][first_column()];
-    if constexpr (Config::kDsUnderDv) {
-      set_columns(dp, own_minus_delta);
-      issue_output_scores(dp, stage);
-      issue_kv(dv_, p, smem_.dout, stage);
-    } else {
-      issue_kv(dv_, p, smem_.dout, stage);
-      issue_output_scores(dp, stage);
-    }
+    set_columns(dp, &smem_.minus_delta[stage][first_column()]);
+    issue_output_scores(dp, stage);
+    issue_kv(dv_, p, smem_.dout, stage);
     if constexpr (!kFirst) hand_over_dq();
 
-    wgmma_wait<Config::kDsUnderDv ? 1 : 0>();  // dP; dV, too, where it was issued before
+    wgmma_wait<1>();  // dP
     auto dP = make_tensor(&dp[0], P::score_layout());
     wgmma_fence(dP);
     if (flags & kLastOfChain) arrive_once_per_warp(smem_.v_empty);
-    if constexpr (!Config::kDsUnderDv) add_columns(dp, own_minus_delta);
     score_gradients(dp, s);
     to_operand<Element>(ds_, dp);
     store_ds<Config>(&smem_.ds[slot_of<Config::kDsStages>(count_)][0], ds_, kv_row());
     fence_proxy_async_shared();
     arrive_once_per_warp(smem_.ds_full[slot_of<Config::kDsStages>(count_)]);
     if constexpr (!Config::kLateDk) issue_kv(dk_, ds_, smem_.q, stage);
-    wgmma_wait<0>();  // dV, and dK where it was issued
+    wgmma_wait<0>();  // dV, and dK where it is not late
     fence_kv();
     arrive_once_per_warp(smem_.dout_empty[stage]);
     if (!Config::kLateDk && !(flags & kLastOfChain))
       arrive_once_per_warp(smem_.q_empty[stage]);  // else end_chain() still reads the descriptor
     ++count_;
+    return flags;
   }
 
   __device__ __forceinline__ void end_chain() {
     StepDescriptor const step = smem_.steps[slot_of<Config::kStages>(count_ - 1)];
     float dq[P::kDqFragment];
-    begin_late_products(dq);
+    if constexpr (Config::kLateDk) issue_last_dk();
+    issue_last_dq(dq);
     wgmma_wait<0>();
+    fence_kv();
     arrive_once_per_warp(smem_.k_empty[k_slot()]);
     ++chains_;
-    if (!Config::kLateDk) arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
-    end_late_products(dq);
+    arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
+    stage_dq(dq);
     hand_over_dq();
     store_kv_gradients<Element, Config>(params_, step, dk_, dv_, kv_row());
   }
 
-  // dQ of the last step, and dK where registers allow, begin one step late: they keep the tensor
-  // core busy during the next step's exp2, and the warpgroups, which need each other's dS for dQ,
-  // need not keep in step. Two buffers of dS suffice: to write one again a warpgroup must have seen
-  // the next step's ds_full, and before that the other one waited for its dQ.
-  __device__ __forceinline__ void begin_late_products(float (&dq)[P::kDqFragment]) {
+  // dQ of the last step is begun a step late, behind the next S: it keeps the tensor core busy
+  // during the next step's exp2, and the warpgroups, which need each other's dS for dQ, need not
+  // keep in step. Two buffers of dS suffice: to write one again a warpgroup must have seen the next
+  // step's ds_full, and before that the other one waited for its dQ.
+  __device__ __forceinline__ void issue_last_dq(float (&dq)[P::kDqFragment]) {
     uint32_t const last = count_ - 1;
-    if constexpr (Config::kLateDk) issue_kv(dk_, ds_, smem_.q, slot_of<Config::kStages>(last));
     mbarrier_wait(smem_.ds_full[slot_of<Config::kDsStages>(last)],
                   parity_of<Config::kDsStages>(last), "ds_full");
     issue_dq(dq, slot_of<Config::kDsStages>(last));
   }
 
-  // After the wait for them: Q is free if dK was among them, and dQ goes to the staging buffer,
-  // which the one before it must have left. In fragment order: the sums are private, so a thread's
-  // floats stay together.
-  __device__ __forceinline__ void end_late_products(float (&dq)[P::kDqFragment]) {
+  // dK of the last step: opening the next one, it bridges the wait for Q and the way to S.
+  __device__ __forceinline__ void issue_last_dk() {
+    issue_kv(dk_, ds_, smem_.q, slot_of<Config::kStages>(count_ - 1));
+  }
+
+  // The last step's dQ, after the wait for it, goes to the staging buffer, which the one before it
+  // must have left. In fragment order: the sums are private, so a thread's floats stay together.
+  __device__ __forceinline__ void stage_dq(float (&dq)[P::kDqFragment]) {
     auto dQ = cute::make_tensor(&dq[0], P::dq_layout());
     wgmma_fence(dQ);
-    fence_kv();
-    if (Config::kLateDk) arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
     if (count_ >= 2)
       mbarrier_wait(smem_.dq_empty[slot_of<Config::kDqWriters>(count_ - 2)],
                     parity_of<Config::kDqWriters>(count_ - 2), "dq_empty");
@@ -215,20 +218,17 @@ class MmaWarpgroup {
                 mma.partition_fragment_B(sQ)(_, _, _, stage), S, false);
   }
 
-  // dP^T = V dO^T, or, where dp holds −delta, dP^T − delta
+  // dP^T − delta = V dO^T − delta: dp holds −delta
   __device__ __forceinline__ void issue_output_scores(float (&dp)[P::kScoreFragment], int stage) {
     using namespace cute;
     auto const mma = scores_mma().get_slice(warpgroup_ * kWarpgroup);
     auto const sV = make_tensor(make_smem_ptr(smem_.v), typename P::KvLayout{});
     auto const sdO = make_tensor(make_smem_ptr(&smem_.dout[0][0]), typename P::QLayout{});
     auto dP = make_tensor(&dp[0], P::score_layout());
-    if constexpr (Config::kDsUnderDv)
-      wgmma_fence(dP);
-    else
-      clear(dP);
+    wgmma_fence(dP);
     wgmma_begin();
     wgmma_issue(scores_mma(), mma.partition_fragment_A(sV),
-                mma.partition_fragment_B(sdO)(_, _, _, stage), dP, Config::kDsUnderDv);
+                mma.partition_fragment_B(sdO)(_, _, _, stage), dP, true);
   }
 
   // dV += P^T dO and dK += dS^T Q

@@ -15,12 +15,12 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// Columns kFirst … kLast - 1 of the fragment, of a vector in shared memory; here and below `vector`
-// points at the thread's first column.
-template <int kFirst, int kLast, int kColumns>
+// The fragment's columns of a vector in shared memory; here and below `vector` points at the
+// thread's first column.
+template <int kColumns>
 __device__ __forceinline__ void load_columns(float (&x)[kColumns], float const* vector) {
 #pragma unroll
-  for (int i = kFirst; i < kLast; i += 2) {
+  for (int i = 0; i < kColumns; i += 2) {
     float2 const pair = *reinterpret_cast<float2 const*>(vector + 4 * i);
     x[i] = pair.x;
     x[i + 1] = pair.y;
@@ -59,19 +59,6 @@ __device__ __forceinline__ void set_columns(float (&x)[kSize], float const* vect
     float2 const pair = *reinterpret_cast<float2 const*>(vector + 2 * i);
     x[i] = x[i + 2] = pair.x;
     x[i + 1] = x[i + 3] = pair.y;
-  }
-}
-
-// The same, added to the fragment.
-template <int kSize>
-__device__ __forceinline__ void add_columns(float (&x)[kSize], float const* vector) {
-#pragma unroll
-  for (int i = 0; i < kSize; i += 4) {
-    float2 const pair = *reinterpret_cast<float2 const*>(vector + 2 * i);
-    x[i] += pair.x;
-    x[i + 1] += pair.y;
-    x[i + 2] += pair.x;
-    x[i + 3] += pair.y;
   }
 }
 
