@@ -11,18 +11,16 @@ __device__ __forceinline__ Element* head_of(TensorView const& t, int batch, int 
   return static_cast<Element*>(t.data) + batch * t.batch_stride + head * t.head_stride;
 }
 
-// Straight from registers to global memory: K and V are free for the next chain's loads meanwhile.
+// A warp's 16 rows of dK or dV, straight from registers to global memory: K and V are free for the
+// next chain's loads meanwhile.
 template <typename Element, typename Config, int kSize>
-__device__ __forceinline__ void store_kv_gradients(MainParams const& params,
-                                                   StepDescriptor const& step,
-                                                   float const (&dk)[kSize],
-                                                   float const (&dv)[kSize], int kv_row) {
-  int const row = step.kv_tile * Config::kTileKv + kv_row;
-  int const rows = params.problem.seqlen_k;
-  store_fragment(dv, 1.f, head_of<Element>(params.dv, step.batch, step.kv_head),
-                 params.dv.seq_stride, row, 0, rows, params.head_dim);
-  store_fragment(dk, params.softmax_scale, head_of<Element>(params.dk, step.batch, step.kv_head),
-                 params.dk.seq_stride, row, 0, rows, params.head_dim);
+__device__ __forceinline__ void store_kv_gradient(float const (&gradient)[kSize], float scale,
+                                                  TensorView const& output,
+                                                  MainParams const& params,
+                                                  StepDescriptor const& step, int kv_row) {
+  store_fragment(gradient, scale, head_of<Element>(output, step.batch, step.kv_head),
+                 output.seq_stride, step.kv_tile * Config::kTileKv + kv_row, 0,
+                 params.problem.seqlen_k, params.head_dim);
 }
 
 }  // namespace dash
