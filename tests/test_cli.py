@@ -19,6 +19,7 @@ from dash import _C
 from dash.cli import app
 from dash.cli.accuracy import judge
 from dash.cli.problem import Shape, make_inputs
+from dash.cli.providers import deterministic_algorithms
 from dash.cli.repeats import digest, repeat
 from dash.device import default_device
 from dash.extension import ExtensionMissingError
@@ -158,3 +159,19 @@ def test_repeats_sees_one_bit() -> None:
 def test_flops(seqlen_q, seqlen_k, causal, pairs) -> None:
     shape = Shape(2, seqlen_q, seqlen_k, 4, 2, 64, torch.bfloat16, causal)
     assert shape.flops == 10 * 2 * 4 * 64 * pairs
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_pytorch_is_as_deterministic_afterwards_as_before(before: bool) -> None:
+    """What FA2 is timed under: determinism on, memory not filled; both restored, also by an error."""
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(before)
+    try:
+        with pytest.raises(KeyError), deterministic_algorithms():
+            assert torch.are_deterministic_algorithms_enabled()
+            assert not torch.utils.deterministic.fill_uninitialized_memory
+            raise KeyError
+        assert torch.are_deterministic_algorithms_enabled() == before
+        assert torch.utils.deterministic.fill_uninitialized_memory == fills
+    finally:
+        torch.use_deterministic_algorithms(False)

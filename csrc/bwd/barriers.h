@@ -10,8 +10,8 @@
 // | v_empty       | nobody reads V any more         | every MMA warp              | loader     | none                              |
 // | q_full[s]     | Q, lse and the descriptor are in| loader + bytes              | MMA, one dQ writer | arrive releases the descriptor |
 // | q_empty[s]    | Q and the descriptor were read  | every MMA warp + one writer | loader     | none                              |
-// | dout_full[s]  | dO and delta have landed        | loader + bytes              | MMA        | none                              |
-// | dout_empty[s] | dO and delta were read          | every MMA warp              | loader     | none                              |
+// | dout_full[s]  | dO and −delta have landed       | loader + bytes              | MMA        | none                              |
+// | dout_empty[s] | dO and −delta were read         | every MMA warp              | loader     | none                              |
 // | dq_full[w]    | a dQ tile is staged for writer w| every MMA warp              | writer w   | proxy fence by every MMA thread: bulk adds read what st.shared wrote |
 // | dq_empty[w]   | writer w's copy read the stage  | writer w                    | MMA        | bulk_wait_source_read             |
 // | ds_full[d]    | dS of both warpgroups is stored | every MMA warp              | MMA        | proxy fence by every MMA thread: wgmma reads what stmatrix wrote |

@@ -288,7 +288,7 @@ class MmaWarpgroup {
   __device__ int first_column() const { return 2 * (thread_ % 4); }  // this thread's first of S^T
 
   // Hides where thread_ and warpgroup_ come from, so that what follows from them (addresses,
-  // descriptors) is computed again in each step: kept across the loop it costs 28 registers that
+  // descriptors) is computed again in each step: kept across the loop it costs 27 registers that
   // are not there.
   __device__ void forget_addresses() { asm volatile("" : "+r"(thread_), "+r"(warpgroup_)); }
 

@@ -85,12 +85,12 @@ def _autograd(
 @contextlib.contextmanager
 def deterministic_algorithms() -> Iterator[None]:
     """What FlashAttention-2 in PyTorch asks for its order; without PyTorch's fill of new memory."""
-    before = torch.aredeterministic_algorithms_enabled()
+    before = torch.are_deterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
     torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.usedeterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.usedeterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before)
         torch.utils.deterministic.fill_uninitialized_memory = fill
