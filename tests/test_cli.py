@@ -163,14 +163,19 @@ def test_flops(seqlen_q, seqlen_k, causal, pairs) -> None:
 
 @pytest.mark.parametrize("before", [False, True])
 def test_pytorch_is_as_deterministic_afterwards_as_before(before: bool) -> None:
-    """What FA2 is timed under: determinism on, memory not filled; both restored, also by an error."""
-    fills = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(before)
-    try:
-        with pytest.raises(KeyError), deterministic_algorithms():
+    """FA2 is timed with determinism on and memory not filled; an error restores both, too."""
+
+    def fails_inside() -> None:
+        with deterministic_algorithms():
             assert torch.are_deterministic_algorithms_enabled()
             assert not torch.utils.deterministic.fill_uninitialized_memory
             raise KeyError
+
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(before)
+    try:
+        with pytest.raises(KeyError):
+            fails_inside()
         assert torch.are_deterministic_algorithms_enabled() == before
         assert torch.utils.deterministic.fill_uninitialized_memory == fills
     finally:

@@ -1,4 +1,4 @@
-"""wait_turn, pass_turn and wait_last_turn keep order: folds that do not commute, played by many CTAs.
+"""The turn lock keeps order: folds that do not commute, played by many CTAs.
 
 turn_lock_kernel.cu says what is played. Built without the waits the same program must find a wrong
 answer, or it could not see a broken lock.
