@@ -128,7 +128,10 @@ def fa3_window(worker: Fa3Worker, shape: Shape, seconds: float) -> Window | None
 
 
 def commit() -> str:
-    """Short hash of HEAD, + when the tree differs; outside a checkout $DASH_COMMIT or "unknown"."""
+    """$DASH_COMMIT, for a copy of a tree; else the short hash of HEAD, + when the tree differs."""
+
+    if told := os.environ.get("DASH_COMMIT"):
+        return told
 
     def git(*arguments: str) -> str:
         done = subprocess.run(("git", *arguments), capture_output=True, text=True, check=True)
@@ -138,7 +141,7 @@ def commit() -> str:
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("DASH_COMMIT", "unknown")
+        return "unknown"
 
 
 def parts(text: str) -> tuple[str, ...]:
