@@ -12,7 +12,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -278,10 +278,13 @@ def _predict(
     causal: bool,
     resident_ctas: int,
 ) -> float:
-    from dash.schedule import H200, Play, simulate  # on first use: the operator never needs it
+    from dash.schedule import H200, H200_MEMORY, Play, simulate  # the operator never needs it
 
     play = Play.of(strategy, make_problem(q_shape, kv_shape, causal))
-    return simulate(play, H200.with_(sms=resident_ctas)).over_ideal
+    # K, V, dK and dV of a KV tile; a q tile's bytes are the same for both buckets.
+    chain = 4 * play.problem.tile_kv * extension().head_dim_bucket(q_shape[3]) * 2
+    machine = H200.with_(sms=resident_ctas, memory=replace(H200_MEMORY, chain=chain))
+    return simulate(play, machine).over_ideal
 
 
 def _as_device(device: torch.device | str | int) -> torch.device:

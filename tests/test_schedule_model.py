@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dash import _C
-from dash.schedule import H200, Machine, Play, simulate, square
+from dash.schedule import H200, H200_MEMORY, Machine, Memory, Play, simulate, square
 
 MANY_CTAS = 2**31 - 1
 
@@ -194,3 +194,66 @@ def test_launch_order_spreads_chains_that_begin_at_the_same_row():
         3 * simulate(Play.of("zigzag", problem), H200).time
         < simulate(Play.of("spt", problem), H200).time
     )
+
+
+# ---- device memory ------------------------------------------------------------------------
+
+# Causal, head dimension 128, 8k tokens: (seqlen, heads, kv_heads) -> strategy -> time over the best
+# of the row. Rows of benchmarks/results/h200_f254b1c.csv.
+MEASURED_GQA = {
+    (2048, 28, 4): {"spt": 1.57, "symmetric_shift": 1.31, "zigzag": 1.31, "staggered": 1.0},
+    (4096, 32, 8): {"spt": 1.43, "symmetric_shift": 1.14, "zigzag": 1.37, "staggered": 1.0},
+}
+
+
+@pytest.mark.parametrize("shape", MEASURED_GQA)
+def test_memory_explains_what_the_kernel_measured_for_gqa(shape):
+    """Without memory the same model puts zigzag and symmetric_shift first."""
+    seqlen, heads, kv_heads = shape
+    problem = square(
+        seqlen // 128, 2, heads=heads, kv_heads=kv_heads, causal=True, batch=8192 // seqlen
+    )
+    measured = MEASURED_GQA[shape]
+
+    def over_best(memory):
+        times = {}
+        for strategy in measured:
+            deal = "round robin" if _C.is_cyclic(strategy) else "counter"
+            machine = H200.with_(memory=memory, deal=deal)
+            times[strategy] = simulate(Play.of(strategy, problem), machine).time
+        return {strategy: time / min(times.values()) for strategy, time in times.items()}
+
+    with_memory, without = over_best(H200_MEMORY), over_best(None)
+    for strategy, ratio in measured.items():
+        assert with_memory[strategy] == pytest.approx(ratio, rel=0.13), strategy
+    assert min(without, key=without.get) in ("zigzag", "symmetric_shift")
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=cases(), machine=machines)
+def test_memory_that_is_fast_costs_nothing_and_counts_every_byte(problem, machine):
+    """Room for every q tile: each is read once, without its sum, and nothing is dropped."""
+    play = Play.of("staggered", problem)
+    memory = Memory(l2=1e12, pace=1e12)
+    assert simulate(play, machine.with_(memory=memory)).time == pytest.approx(
+        simulate(play, machine).time
+    )
+    seen = sum(problem.kv_tiles_of(q_tile) > 0 for q_tile in range(problem.q_tiles))
+    wanted = seen * problem.batch * problem.heads * memory.tile + play.num_chains * memory.chain
+    assert simulate(play, machine.with_(memory=memory)).memory_bytes == wanted
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=cases(), machine=machines, pace=st.sampled_from([100.0, 1e5]))
+def test_memory_without_room_reads_every_step_and_sets_the_pace(problem, machine, pace):
+    play = Play.of("staggered", problem)
+    memory = Memory(l2=64 * 1024, pace=pace)
+    run = simulate(play, machine.with_(memory=memory))
+    assert run.time >= run.memory_bytes / pace
+    assert run.time >= machine.ideal(play.num_steps, play.num_chains) * (1 - 1e-9)
+    assert not run.stuck
+
+
+def test_a_memory_holds_a_tile_at_least():
+    with pytest.raises(ValueError, match="one q tile"):
+        Memory(l2=1000, pace=10)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dash.schedule import H200, Machine, Play, simulate, square
+from dash.schedule import H200, H200_MEMORY, Machine, Play, simulate, square
 
 
 class Mask(str, Enum):
@@ -52,7 +52,7 @@ def schedule(
     A table compares them; a Gantt chart (needs matplotlib) or a trace (ui.perfetto.dev) shows one.
     """
     problem = square(kv_tiles, q, heads=heads, kv_heads=kv_heads, causal=mask is Mask.CAUSAL)
-    machine = H200.with_(sms=sms, compute=step_cycles, writers=writers)
+    machine = H200.with_(sms=sms, compute=step_cycles, writers=writers, memory=H200_MEMORY)
     if writers == 0:
         machine = Machine.paper(sms, step_cycles, step_cycles / 4)
     if output_format is Format.TABLE:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dash.schedule.machine import Machine
+from dash.schedule.machine import Machine, Memory
 from dash.schedule.play import Play, Step
 
 
@@ -42,6 +43,7 @@ class Run:
         over_ideal: ``time`` over the time of SMs that always compute.
         tickets_of: for each SM, the tickets it played, in order.
         steps: every step with its times, if asked for.
+        memory_bytes: read from and written to device memory; 0 without a ``Memory``.
         blocked: the steps that wait for ever; empty if the schedule got through.
     """
 
@@ -51,6 +53,7 @@ class Run:
     tickets_of: list[list[int]] = field(default_factory=list)
     steps: list[Timed] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
+    memory_bytes: float = 0.0
 
     @property
     def over_ideal(self) -> float:
@@ -74,6 +77,34 @@ class _Cta:
         self.position = 0
         self.passed = [0.0] * max(writers, 1)  # when each writer passed its last turn on
         self.read_done = [0.0] * buffers  # when each staging buffer could be refilled
+
+
+class _L2:
+    """Which q tiles are in L2, and when what is not will have come from memory."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.tiles: OrderedDict[tuple, None] = OrderedDict()  # the one touched last is last
+        self.room = int(memory.l2 // (memory.tile + memory.total))
+        self.free = 0.0  # when memory has done all that was asked of it
+        self.bytes = 0.0
+
+    def ready(self, asked: float, step: Step, begins_chain: bool) -> float:
+        """When all that ``step`` reads is there, if it is asked for at ``asked``."""
+        m = self.memory
+        moved = m.chain if begins_chain else 0.0
+        if step.dq_tile not in self.tiles:
+            moved += m.tile + (m.total if step.turn > 0 else 0.0)
+            if len(self.tiles) == self.room:
+                self.tiles.popitem(last=False)
+                moved += m.total
+        self.tiles[step.dq_tile] = None
+        self.tiles.move_to_end(step.dq_tile)
+        if moved == 0.0:
+            return asked
+        self.bytes += moved
+        self.free = max(self.free, asked) + moved / m.pace
+        return self.free
 
 
 def simulate(play: Play, machine: Machine, *, record: bool = False) -> Run:
@@ -102,6 +133,7 @@ class _Simulation:
         self.waiting: dict[tuple, _Cta] = {}  # (q tile, turn) -> who needs it
         self.ready: list[tuple[float, int, _Cta]] = []
         self.next_ticket = 0
+        self.l2 = None if machine.memory is None else _L2(machine.memory)
 
     def run(self) -> Run:
         for sm in range(self.machine.sms):
@@ -115,6 +147,8 @@ class _Simulation:
             Blocked(cta.sm, cta.held[0], cta.steps[cta.position], counter.get(tile, 0))
             for (tile, _), cta in self.waiting.items()
         ]
+        if self.l2 is not None:
+            self.result.memory_bytes = self.l2.bytes
         return self.result
 
     def _go_on(self, cta: _Cta) -> None:
@@ -165,6 +199,8 @@ class _Simulation:
         writer = cta.position % max(m.writers, 1)
         buffer = cta.position % m.buffers
         end = start + m.compute + m.step_loss
+        if self.l2 is not None:  # loads go out while the step before is played
+            end = max(end, self.l2.ready(max(0.0, cta.clock - m.compute), step, begins_chain))
         staged = max(end, cta.read_done[buffer])
         seen = max(turn_since, cta.passed[writer]) + m.acquire
         add_start = max(staged, seen)
