@@ -26,6 +26,7 @@ __all__ = [
     "Chain",
     "ClosedForm",
     "Machine",
+    "Memory",
     "Play",
     "Row",
     "Run",
