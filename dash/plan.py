@@ -278,12 +278,12 @@ def _predict(
     causal: bool,
     resident_ctas: int,
 ) -> float:
-    from dash.schedule import H200, H200_MEMORY, Play, simulate  # the operator never needs it
+    from dash.schedule import H200_KERNEL, H200_MEMORY, Play, simulate  # not for the operator
 
     play = Play.of(strategy, make_problem(q_shape, kv_shape, causal))
     # K, V, dK and dV of a KV tile; a q tile's bytes are the same for both buckets.
     chain = 4 * play.problem.tile_kv * extension().head_dim_bucket(q_shape[3]) * 2
-    machine = H200.with_(sms=resident_ctas, memory=replace(H200_MEMORY, chain=chain))
+    machine = H200_KERNEL.with_(sms=resident_ctas, memory=replace(H200_MEMORY, chain=chain))
     return simulate(play, machine).over_ideal
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dash.schedule import H200, H200_MEMORY, Machine, Play, simulate, square
+from dash.schedule import H200_KERNEL, Machine, Play, simulate, square
 
 
 class Mask(str, Enum):
@@ -35,13 +35,15 @@ def schedule(
     strategy: Annotated[
         str, typer.Option(help="A strategy's name, or 'all' (only with --format table).")
     ] = "all",
-    sms: Annotated[int, typer.Option(min=1, help="SMs, with one resident CTA each.")] = H200.sms,
+    sms: Annotated[
+        int, typer.Option(min=1, help="SMs, with one resident CTA each.")
+    ] = H200_KERNEL.sms,
     step_cycles: Annotated[
         float, typer.Option(min=1, help="Matrix products of a step, in cycles.")
-    ] = H200.compute,
+    ] = H200_KERNEL.compute,
     writers: Annotated[
         int, typer.Option(min=0, help="dQ writers that alternate; 0 is the paper's model.")
-    ] = H200.writers,
+    ] = H200_KERNEL.writers,
     output_format: Annotated[Format, typer.Option("--format", help="What to make.")] = Format.TABLE,
     out: Annotated[
         Path | None, typer.Option(help="File to write; gantt: .svg, .png or .pdf.")
@@ -52,7 +54,7 @@ def schedule(
     A table compares them; a Gantt chart (needs matplotlib) or a trace (ui.perfetto.dev) shows one.
     """
     problem = square(kv_tiles, q, heads=heads, kv_heads=kv_heads, causal=mask is Mask.CAUSAL)
-    machine = H200.with_(sms=sms, compute=step_cycles, writers=writers, memory=H200_MEMORY)
+    machine = H200_KERNEL.with_(sms=sms, compute=step_cycles, writers=writers)
     if writers == 0:
         machine = Machine.paper(sms, step_cycles, step_cycles / 4)
     if output_format is Format.TABLE:

@@ -14,13 +14,14 @@ import importlib
 from types import ModuleType
 
 from dash.schedule.closed_forms import ClosedForm, closed_form, lower_bound
-from dash.schedule.machine import H200, H200_MEMORY, Machine, Memory
+from dash.schedule.machine import H200, H200_KERNEL, H200_MEMORY, Machine, Memory
 from dash.schedule.play import Chain, Play, Row, Step, square
 from dash.schedule.simulate import Blocked, Run, Timed, simulate
 from dash.schedule.slack import Slack, slack, slacks
 
 __all__ = [
     "H200",
+    "H200_KERNEL",
     "H200_MEMORY",
     "Blocked",
     "Chain",

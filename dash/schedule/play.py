@@ -84,6 +84,10 @@ class Play:
             for member in range(group)
         ]
 
+    def steps_of(self, ticket: int) -> int:
+        """How many steps the ticket has."""
+        return sum(len(chain.rows) for chain in self.tickets[ticket]) * self.problem.group
+
     @cached_property
     def num_steps(self) -> int:
         rows = sum(len(chain.rows) for chains in self.tickets for chain in chains)

@@ -133,6 +133,7 @@ class _Simulation:
         self.waiting: dict[tuple, _Cta] = {}  # (q tile, turn) -> who needs it
         self.ready: list[tuple[float, int, _Cta]] = []
         self.next_ticket = 0
+        self.round_robin = machine.deals_round_robin(play.name)
         self.l2 = None if machine.memory is None else _L2(machine.memory)
 
     def run(self) -> Run:
@@ -161,21 +162,30 @@ class _Simulation:
             return
         self._play(cta, step, since)
         left = len(cta.steps) - cta.position
-        if self.machine.ahead and left <= self.machine.ahead and len(cta.held) == 1:
-            self._take(cta)
+        if self.machine.ahead:
+            self._take_ahead(cta, left)
         # Who holds the next ticket goes on with it; else the last turn must be passed on before.
         at = max(cta.passed) if left == 0 and len(cta.held) == 1 else cta.clock
         heapq.heappush(self.ready, (at, cta.sm, cta))
 
-    def _take(self, cta: _Cta) -> None:
+    def _take_ahead(self, cta: _Cta, left: int) -> None:
+        """Short chains: several tickets, until more than ``ahead`` steps are left to begin."""
+        left += sum(self.play.steps_of(ticket) for ticket in cta.held[1:])
+        while left <= self.machine.ahead and self._take(cta):
+            left += self.play.steps_of(cta.held[-1])
+
+    def _take(self, cta: _Cta) -> bool:
+        """One more ticket for the CTA to hold; False if there is none."""
         ticket = self.next_ticket
-        if self.machine.deal == "round robin":
+        if self.round_robin:
             played = len(self.result.tickets_of[cta.sm])
             ticket = cta.sm + played * self.machine.sms
+        if ticket >= len(self.play.tickets):
+            return False
         self.next_ticket += 1
-        if ticket < len(self.play.tickets):
-            self.result.tickets_of[cta.sm].append(ticket)
-            cta.held.append(ticket)
+        self.result.tickets_of[cta.sm].append(ticket)
+        cta.held.append(ticket)
+        return True
 
     def _begin_ticket(self, cta: _Cta) -> bool:
         """Makes the next ticket the one that the CTA plays; False if there is none."""
