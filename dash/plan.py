@@ -199,6 +199,12 @@ def cached_plan(
 # schedule.h's kTicketsInFlight: what launch orders take for a full chip, on every part.
 _TICKETS_IN_FLIGHT = 128
 
+# shift.h's kMaxGroup, and how many steps apart the chains of a group may come to a q tile. Four
+# steps of 132 CTAs, with 64 KB each of Q, dO and sums, are 34 MB, and an H200's L2 of 50 MB was
+# seen to hold them (full mask, 16k, head_dim 128: 553 TFLOPS against staggered's 549).
+_SHIFT_MAX_GROUP = 64
+_SHIFT_MAX_STEPS_APART = 4
+
 
 def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
     """``strategy="auto"``: by the mask, and by how many q heads share a KV head.
@@ -221,7 +227,9 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
 
     (benchmarks/results/h200_f254b1c.csv.)
 
-    - full mask: shift, or staggered where too few CTAs are resident for shift;
+    - full mask: shift, or staggered where too few CTAs are resident for shift or where shift would
+      come back to a q tile when L2 has lost it: many q heads to a KV head, or rows beyond 16k. That
+      is simulated (1.45 against 1.10 times the ideal time at 32 heads over 8) and was not timed;
     - causal mask, a KV head for each q head: zigzag, which keeps every SM busy to the end;
     - causal mask, q heads that share a KV head: staggered, but descending where the KV tiles of one
       head fill the chip by themselves.
@@ -236,9 +244,23 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
     if problem.causal:
         return "zigzag", "auto: the causal mask, a KV head for each q head"
     refusal = strategy_reason("shift", problem, resident_ctas)
-    if refusal is None:
-        return "shift", "auto: the full mask"
-    return "staggered", f"auto: the full mask, and {refusal}"
+    if refusal is not None:
+        return "staggered", f"auto: the full mask, and {refusal}"
+    apart = steps_apart_in_shift(problem)
+    if apart > _SHIFT_MAX_STEPS_APART:
+        return "staggered", (
+            f"auto: the full mask, and shift would come back to a q tile after {apart:.0f} steps, "
+            "when L2 has lost it"
+        )
+    return "shift", "auto: the full mask"
+
+
+def steps_apart_in_shift(problem: object) -> float:
+    """Steps between two chains of one of shift's groups at the same q tile (shift.h)."""
+    spaced = problem.q_tiles if problem.group > 1 else problem.q_tiles // 2
+    most = min(max(1, spaced), _SHIFT_MAX_GROUP)
+    groups = -(-problem.kv_tiles // most)
+    return problem.q_tiles / -(-problem.kv_tiles // groups) * problem.group
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ import dash
 from dash import _C
 from dash import plan as plan_function
 from dash.device import DeviceModel
-from dash.plan import choose_strategy
+from dash.plan import choose_strategy, steps_apart_in_shift
 from dash.support import make_problem
 
 BFLOAT16 = torch.bfloat16
@@ -121,24 +121,63 @@ def test_auto_takes_what_a_small_chip_can_run(resident_ctas, causal) -> None:
 
 @pytest.mark.parametrize(
     ("causal", "kv_heads", "strategy"),
-    [
-        (False, 8, "shift"),
-        (False, 2, "shift"),
-        (False, 1, "shift"),
-        (True, 8, "zigzag"),
-        (True, 4, "staggered"),
-        (True, 1, "staggered"),
-    ],
+    [(True, 8, "zigzag"), (True, 4, "staggered"), (False, 8, "shift")],
 )
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("seqlens", [(8192, 8192), (512, 512), (100, 3000), (3000, 100)])
 def test_auto_takes_the_orders_that_were_fastest(causal, kv_heads, strategy, head_dim, seqlens):
     seqlen_q, seqlen_k = seqlens
     p = plan((1, seqlen_q, 8, head_dim), (1, seqlen_k, kv_heads, head_dim), causal=causal)
+    if not causal and steps_apart_in_shift(make_problem(p.q_shape, p.kv_shape, causal)) > 4:
+        strategy = "staggered"  # many rows and few keys
     assert p.strategy == strategy
     mask = "causal" if causal else "full"
     assert p.why.startswith(f"auto: the {mask} mask")
-    assert (f"{8 // kv_heads} q heads to a KV head" in p.why) == (strategy == "staggered")
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "heads", "kv_heads", "head_dim", "strategy"),
+    [
+        (2048, 8, 4, 128, "shift"),  # 2 rows of 2 steps
+        (2048, 12, 4, 128, "staggered"),  # 2 rows of 3
+        (2048, 32, 8, 64, "shift"),  # 1 row of 4
+        (2048, 28, 4, 64, "staggered"),
+        (16384, 16, 16, 128, "shift"),  # 4 rows of 1
+        (24576, 16, 16, 128, "staggered"),
+        (32768, 32, 32, 64, "shift"),
+    ],
+)
+def test_auto_leaves_shift_where_l2_would_lose_a_tile(seqlen, heads, kv_heads, head_dim, strategy):
+    p = plan((1, seqlen, heads, head_dim), (1, seqlen, kv_heads, head_dim), causal=False)
+    assert p.strategy == strategy
+    assert ("L2 has lost it" in p.why) == (strategy == "staggered")
+
+
+@pytest.mark.parametrize("group", [1, 2, 3])
+@pytest.mark.parametrize(
+    "seqlens", [(8192, 8192), (1024, 1024), (4096, 512), (700, 5000), (64, 64)]
+)
+def test_steps_apart_are_those_of_the_schedule(seqlens, group) -> None:
+    """The mean over the q tiles of a head of the steps between two successive turns."""
+    problem = make_problem((1, seqlens[0], group, 128), (1, seqlens[1], 1, 128), False)
+    when: dict[tuple[int, int], int] = {}
+    for ticket in range(_C.num_tickets("shift", problem)):
+        for _, _, _, rows in _C.ticket("shift", problem, ticket):
+            for position, (q_tile, turn) in enumerate(rows):
+                when[q_tile, turn] = position
+    tiles = _shift_group(problem)
+    gaps = [
+        (when[q_tile, turn + 1] - when[q_tile, turn]) * group
+        for q_tile, turn in when
+        if (turn + 1) % tiles and (q_tile, turn + 1) in when
+    ]
+    if gaps:
+        assert sum(gaps) / len(gaps) == pytest.approx(steps_apart_in_shift(problem), rel=0.35)
+
+
+def _shift_group(problem: object) -> int:
+    """The fewest CTAs that shift accepts: the chains of a group."""
+    return next(n for n in range(1, 200) if _C.why_not("shift", problem, n) is None)
 
 
 @pytest.mark.parametrize(
