@@ -117,8 +117,8 @@ H200 = Machine(
 # Fitted to the kernel's times on an H200, causal, GQA (h200_f254b1c.csv: 28/4 heads at 2k, 4k, 8k,
 # 32/8 at 2k, 4k; spt, symmetric_shift, zigzag, staggered, each over the best): 5% root mean square,
 # 19% without memory. The pace is well determined (8% at 2,400, 11% at 1,800). Of the size these say
-# only 20 to 50 MB; but the full mask at 16k, where shift needs 34 MB and lost nothing, says at least
-# that. The chip has 50 MB and 4.8 TB/s, at 1.7 GHz 2,800 bytes a cycle.
+# only 20 to 50 MB; but the full mask at 16k, where shift needs 34 MB and lost nothing, says that it
+# is no less. The chip has 50 MB and 4.8 TB/s, at 1.7 GHz 2,800 bytes a cycle.
 H200_MEMORY = Memory(l2=40 * KIB * KIB, pace=2100)
 
 # An H200 that runs the kernel. Its planner may be four descriptors and two stages ahead, which
