@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+
+import dash  # noqa: F401  registers torch.ops.dash
 
 ROOT = Path(__file__).resolve().parent.parent
 CXX = {".h", ".cuh", ".cpp", ".cu"}
@@ -106,3 +111,23 @@ def test_one_list_names_every_source():
     lines = (ROOT / "sources.txt").read_text().splitlines()
     listed = {line for line in lines if line and not line.startswith("#")}
     assert listed == {name_of(path) for path in project_files({".cpp", ".cu"}, "csrc")}
+
+
+@each_file({".py"}, "dash", "benchmarks")
+def test_names_of_torch_exist(path):
+    """Code that only a GPU runs is spelled right, too."""
+    unknown = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and (name := dotted(node)).startswith("torch."):
+            try:
+                operator.attrgetter(name.removeprefix("torch."))(torch)
+            except AttributeError:
+                unknown.append(f"line {node.lineno}: {name}")
+    assert not unknown
+
+
+def dotted(node: ast.expr) -> str:
+    """``a.b.c`` of an attribute of a name; ``?`` in the place of anything else."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
