@@ -16,12 +16,18 @@
 
 namespace dash {
 
+__device__ __forceinline__ int acquire_turn(int const* turn_counter) {
+  int now;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn_counter) : "memory");
+  return now;
+}
+
 __device__ __forceinline__ void wait_turn(int const* turn_counter, int turn) {
   Watchdog const watchdog("turn", turn, 0);
 #ifndef DASH_SKIP_TURNS  // benchmarks only: what would the kernel cost if nobody waited?
   int now;
   do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn_counter) : "memory");
+    now = acquire_turn(turn_counter);
     watchdog.check();
   } while (now != turn);
 #endif
@@ -32,10 +38,7 @@ __device__ __forceinline__ void wait_last_turn(int const* turn_counter, int turn
 #ifndef DASH_SKIP_TURNS  // there turns are passed in any order, and the last may not be seen
   constexpr unsigned kPollNanoseconds = 200;
   Watchdog const watchdog("last turn", turns, 0);
-  for (;;) {
-    int now;
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn_counter) : "memory");
-    if (now == turns) return;
+  while (acquire_turn(turn_counter) != turns) {
     watchdog.check();
     __nanosleep(kPollNanoseconds);
   }
