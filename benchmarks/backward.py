@@ -129,7 +129,6 @@ def fa3_window(worker: Fa3Worker, shape: Shape, seconds: float) -> Window | None
 
 def commit() -> str:
     """$DASH_COMMIT, for a copy of a tree; else the short hash of HEAD, + when the tree differs."""
-
     if told := os.environ.get("DASH_COMMIT"):
         return told
 

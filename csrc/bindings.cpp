@@ -147,6 +147,15 @@ Strategy strategy_for(std::string const& name, Problem const& problem) {
   return strategy_named(name);
 }
 
+// How many CTAs must be resident for the strategy to get through: the chains of a cyclic strategy's
+// group, and 1 for an acyclic one.
+int resident_ctas_needed(std::string const& name, Problem const& problem) {
+  return visit_schedule(strategy_for(name, problem), problem, [&](auto const& s) {
+    Refusal const refusal = std::decay_t<decltype(s)>::why_not(problem, 0);
+    return refusal ? refusal.wanted : 1;
+  });
+}
+
 int64_t num_tickets(std::string const& name, Problem const& problem) {
   return visit_schedule(strategy_for(name, problem), problem,
                         [](auto const& s) { return s.num_tickets(); });
@@ -213,7 +222,7 @@ BackwardArgs make_backward_args(py::kwargs const& kwargs) {
   args.device = keywords.take<int>("device");
   args.stream = reinterpret_cast<void*>(keywords.take<uintptr_t>("stream"));
   if (keywords.has("max_ctas")) {
-    args.max_ctas = positive("max_ctas", keywords.take<int>("max_ctas"), INT_MAX);
+    args.max_ctas = positive("max_ctas", keywords.take<int>("max_ctas"));
   }
   keywords.expect_empty();
   return args;
@@ -283,6 +292,9 @@ void bind_schedules(py::module_& m) {
       py::arg("strategy"), "Whether chains wait for each other in both directions.");
   m.def("why_not", &why_not, py::arg("strategy"), py::arg("problem"), py::arg("resident_ctas"),
         "None where the strategy may run the problem, else a sentence that says why not.");
+  m.def("resident_ctas_needed", &resident_ctas_needed, py::arg("strategy"), py::arg("problem"),
+        "The smallest number of resident CTAs that why_not accepts.");
+  m.attr("TICKETS_IN_FLIGHT") = kTicketsInFlight;
   m.def("num_tickets", &num_tickets, py::arg("strategy"), py::arg("problem"));
   m.def("ticket", &ticket, py::arg("strategy"), py::arg("problem"), py::arg("ticket"),
         "The ticket's chains as played: (batch, kv_head, kv_tile, [(q_tile, turn), …]).");

@@ -196,13 +196,9 @@ def cached_plan(
     )
 
 
-# schedule.h's kTicketsInFlight: what launch orders take for a full chip, on every part.
-_TICKETS_IN_FLIGHT = 128
-
-# shift.h's kMaxGroup, and how many steps apart the chains of a group may come to a q tile. Four
-# steps of 132 CTAs, with 64 KB each of Q, dO and sums, are 34 MB, and an H200's L2 of 50 MB was
-# seen to hold them (full mask, 16k, head_dim 128: 553 TFLOPS against staggered's 549).
-_SHIFT_MAX_GROUP = 64
+# How many steps apart the chains of a shift group may come to a q tile. Four steps of 132 CTAs,
+# with 64 KB each of Q, dO and sums, are 34 MB, and an H200's L2 of 50 MB was seen to hold them
+# (full mask, 16k, head_dim 128: 553 TFLOPS against staggered's 549).
 _SHIFT_MAX_STEPS_APART = 4
 
 
@@ -238,7 +234,7 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
         The name and one sentence that says why.
     """
     if problem.causal and problem.group > 1:
-        if problem.kv_tiles >= _TICKETS_IN_FLIGHT:
+        if problem.kv_tiles >= extension().TICKETS_IN_FLIGHT:
             return "descending", f"auto: the causal mask, {problem.kv_tiles} KV tiles a shared head"
         return "staggered", f"auto: the causal mask, {problem.group} q heads to a KV head"
     if problem.causal:
@@ -256,11 +252,9 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
 
 
 def steps_apart_in_shift(problem: object) -> float:
-    """Steps between two chains of one of shift's groups at the same q tile (shift.h)."""
-    spaced = problem.q_tiles if problem.group > 1 else problem.q_tiles // 2
-    most = min(max(1, spaced), _SHIFT_MAX_GROUP)
-    groups = -(-problem.kv_tiles // most)
-    return problem.q_tiles / -(-problem.kv_tiles // groups) * problem.group
+    """Steps between two chains of one of shift's groups at the same q tile, on average."""
+    chains = extension().resident_ctas_needed("shift", problem)
+    return problem.q_tiles / chains * problem.group
 
 
 @functools.lru_cache(maxsize=256)

@@ -120,19 +120,24 @@ def test_auto_takes_what_a_small_chip_can_run(resident_ctas, causal) -> None:
 
 
 @pytest.mark.parametrize(
-    ("causal", "kv_heads", "strategy"),
-    [(True, 8, "zigzag"), (True, 4, "staggered"), (False, 8, "shift")],
+    ("kv_heads", "strategy"), [(8, "zigzag"), (4, "staggered"), (1, "staggered")]
 )
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("seqlens", [(8192, 8192), (512, 512), (100, 3000), (3000, 100)])
-def test_auto_takes_the_orders_that_were_fastest(causal, kv_heads, strategy, head_dim, seqlens):
+def test_auto_takes_the_orders_that_were_fastest(kv_heads, strategy, head_dim, seqlens) -> None:
     seqlen_q, seqlen_k = seqlens
-    p = plan((1, seqlen_q, 8, head_dim), (1, seqlen_k, kv_heads, head_dim), causal=causal)
-    if not causal and steps_apart_in_shift(make_problem(p.q_shape, p.kv_shape, causal)) > 4:
-        strategy = "staggered"  # many rows and few keys
+    p = plan((1, seqlen_q, 8, head_dim), (1, seqlen_k, kv_heads, head_dim), causal=True)
     assert p.strategy == strategy
-    mask = "causal" if causal else "full"
-    assert p.why.startswith(f"auto: the {mask} mask")
+    assert p.why.startswith("auto: the causal mask")
+    assert (f"{8 // kv_heads} q heads to a KV head" in p.why) == (strategy == "staggered")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("seqlens", [(8192, 8192), (512, 512), (100, 3000)])
+def test_auto_takes_shift_for_the_full_mask(head_dim, seqlens) -> None:
+    seqlen_q, seqlen_k = seqlens
+    p = plan((1, seqlen_q, 8, head_dim), (1, seqlen_k, 8, head_dim), causal=False)
+    assert (p.strategy, p.why) == ("shift", "auto: the full mask")
 
 
 @pytest.mark.parametrize(
@@ -145,39 +150,45 @@ def test_auto_takes_the_orders_that_were_fastest(causal, kv_heads, strategy, hea
         (16384, 16, 16, 128, "shift"),  # 4 rows of 1
         (24576, 16, 16, 128, "staggered"),
         (32768, 32, 32, 64, "shift"),
+        (2048, 8, 1, 64, "staggered"),  # 1 row of 8
+        (2048, 8, 2, 64, "shift"),  # 1 row of 4
+        (2048, 8, 2, 128, "staggered"),  # 2 rows of 4
     ],
 )
 def test_auto_leaves_shift_where_l2_would_lose_a_tile(seqlen, heads, kv_heads, head_dim, strategy):
     p = plan((1, seqlen, heads, head_dim), (1, seqlen, kv_heads, head_dim), causal=False)
     assert p.strategy == strategy
+    assert p.why.startswith("auto: the full mask")
     assert ("L2 has lost it" in p.why) == (strategy == "staggered")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_auto_leaves_shift_where_rows_are_many_and_keys_few(head_dim) -> None:
+    p = plan((1, 3000, 8, head_dim), (1, 100, 8, head_dim), causal=False)
+    assert p.strategy == "staggered"
+    assert "L2 has lost it" in p.why
 
 
 @pytest.mark.parametrize("group", [1, 2, 3])
 @pytest.mark.parametrize(
-    "seqlens", [(8192, 8192), (1024, 1024), (4096, 512), (700, 5000), (64, 64)]
+    "seqlens", [(8192, 8192), (1024, 1024), (4096, 512), (700, 5000), (3000, 3000), (64, 64)]
 )
 def test_steps_apart_are_those_of_the_schedule(seqlens, group) -> None:
-    """The mean over the q tiles of a head of the steps between two successive turns."""
+    """Successive turns of a q tile in a head's first group: even, but for the last start."""
     problem = make_problem((1, seqlens[0], group, 128), (1, seqlens[1], 1, 128), False)
+    chains = _C.resident_ctas_needed("shift", problem)
     when: dict[tuple[int, int], int] = {}
-    for ticket in range(_C.num_tickets("shift", problem)):
+    for ticket in range(chains):
         for _, _, _, rows in _C.ticket("shift", problem, ticket):
             for position, (q_tile, turn) in enumerate(rows):
-                when[q_tile, turn] = position
-    tiles = _shift_group(problem)
-    gaps = [
-        (when[q_tile, turn + 1] - when[q_tile, turn]) * group
-        for q_tile, turn in when
-        if (turn + 1) % tiles and (q_tile, turn + 1) in when
-    ]
-    if gaps:
-        assert sum(gaps) / len(gaps) == pytest.approx(steps_apart_in_shift(problem), rel=0.35)
-
-
-def _shift_group(problem: object) -> int:
-    """The fewest CTAs that shift accepts: the chains of a group."""
-    return next(n for n in range(1, 200) if _C.why_not("shift", problem, n) is None)
+                when[q_tile, turn] = position * group
+    even = problem.q_tiles // chains
+    last = problem.q_tiles - even * (chains - 1)
+    gaps = {when[q, t + 1] - when[q, t] for q, t in when if t + 1 < chains}
+    assert gaps <= {even * group, last * group}
+    assert even * group in gaps or chains == 1
+    average = (even * (chains - 1) + last) / chains * group
+    assert steps_apart_in_shift(problem) == pytest.approx(average)
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def test_memory_that_is_fast_costs_nothing_and_counts_every_byte(problem, machin
 
 @settings(max_examples=40, deadline=None)
 @given(problem=cases(), machine=machines, pace=st.sampled_from([100.0, 1e5]))
-def test_memory_without_room_reads_every_step_and_sets_the_pace(problem, machine, pace):
+def test_memory_with_room_for_one_tile_sets_the_pace(problem, machine, pace):
     play = Play.of("staggered", problem)
     memory = Memory(l2=64 * 1024, pace=pace)
     run = simulate(play, machine.with_(memory=memory))

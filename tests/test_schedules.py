@@ -104,6 +104,7 @@ def test_progress_for_exactly_the_resident_ctas_accepted(strategy, problem, extr
     assume(accepted(strategy, problem))
     event("runs")
     bound = smallest_accepted(strategy, problem)
+    assert _C.resident_ctas_needed(strategy, problem) == bound
     all_tickets = tickets(strategy, problem)
     for resident_ctas in {bound, bound + 1, bound + extra, 132, len(all_tickets)}:
         if resident_ctas >= bound:

@@ -90,8 +90,7 @@ class Play:
 
     @cached_property
     def num_steps(self) -> int:
-        rows = sum(len(chain.rows) for chains in self.tickets for chain in chains)
-        return rows * self.problem.group
+        return sum(map(self.steps_of, range(len(self.tickets))))
 
     @cached_property
     def num_chains(self) -> int:
