@@ -112,6 +112,40 @@ def test_bench_refuses_without_a_gpu() -> None:
     assert "needs a Hopper GPU" in text
 
 
+RIVALS = ("FA2 deterministic", "cuDNN")
+
+
+def times_of(text: str) -> dict[str, tuple[float, float]]:
+    """Kernel's name to ms and TFLOPS, from a printed timing table."""
+    times = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("│")]
+        if len(cells) > 6 and (cells[1] in RIVALS or cells[1].startswith("dash ")):
+            times[cells[1]] = float(cells[3]), float(cells[5])
+    return times
+
+
+@pytest.mark.gpu
+def test_bench_times_dash_beside_pytorchs_kernels() -> None:
+    sizes = ("--seqlen=512", "--heads=4", "--kv-heads=2", "--causal")
+    code, text = run("bench", *sizes, "--rounds=2", "--burst-ms=1")
+    assert code == 0, text
+    times = times_of(text)
+    assert len(times) == 3
+    assert times.keys() >= set(RIVALS)
+    assert all(ms > 0 and tflops > 0 for ms, tflops in times.values())
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.gpu
+def test_demo_shows_accuracy_repeats_and_time_of_both_masks() -> None:
+    code, text = run("demo")
+    assert code == 0, text
+    assert text.count("20 of 20 repeats bitwise equal") == 2
+    assert text.count("FA2 deterministic") == text.count("cuDNN") == 2
+    assert torch.cuda.get_device_name() in text
+
+
 def test_unsupported_problems_end_with_one_sentence() -> None:
     done = python_m_dash("verify", "--head-dim", "100")
     assert done.returncode == 1
