@@ -3,6 +3,7 @@
 
 #include "ascending.h"
 #include "descending.h"
+#include "serpentine.h"
 #include "shift.h"
 #include "spt.h"
 #include "staggered.h"
@@ -18,12 +19,13 @@ enum class Strategy : int {
   kShift,
   kSymmetricShift,
   kZigzag,
-  kStaggered
+  kStaggered,
+  kSerpentine
 };
 
 inline constexpr Strategy kStrategies[] = {
-    Strategy::kAscending,      Strategy::kDescending, Strategy::kSpt,      Strategy::kShift,
-    Strategy::kSymmetricShift, Strategy::kZigzag,     Strategy::kStaggered};
+    Strategy::kAscending,      Strategy::kDescending, Strategy::kSpt,       Strategy::kShift,
+    Strategy::kSymmetricShift, Strategy::kZigzag,     Strategy::kStaggered, Strategy::kSerpentine};
 
 // Calls f with the schedule type's value for `problem`: f(Ascending{problem}) and so on.
 template <typename F>
@@ -35,6 +37,7 @@ constexpr decltype(auto) visit_schedule(Strategy strategy, Problem const& proble
     case Strategy::kSymmetricShift: return f(SymmetricShift{problem});
     case Strategy::kZigzag: return f(Zigzag{problem});
     case Strategy::kStaggered: return f(Staggered{problem});
+    case Strategy::kSerpentine: return f(Serpentine{problem});
     case Strategy::kAscending: break;
   }
   return f(Ascending{problem});

@@ -1,0 +1,56 @@
+// serpentine: staggered with the KV tiles of a head in blocks that visit their rows downwards and
+// upwards in turn. For the causal mask with GQA, where staggered's chains drift apart.
+//
+// Chains that start together, long ones first, end apart: each of a head's is group · rows of a KV
+// tile steps shorter than the one before. The next ones therefore start that far apart, and if they
+// start from the last row, too, each step finds that L2 has lost the q tile since the chain before
+// came by. Going up, a chain starts on its diagonal: shorter than the one before by just the rows
+// by which it starts later, it joins the others on the row where they are, and all end together.
+// Then the next block goes down.
+//
+// A block is what a head has in flight when one sequence fills kTicketsInFlight, so blocks end with
+// a round of CTAs on a chip of 128 to 140 SMs and few idle. With fewer SMs a block's last chains
+// have yet to start when the next block's come up to the diagonal and wait for them. No SM count
+// and no batch decides the order; where it pays is for the plan to know.
+//
+// Acyclic: in a head the turns ascend with the tickets.
+#pragma once
+
+#include "descending.h"
+
+namespace dash {
+
+struct Serpentine : OneChainATicket {
+  static constexpr char const* kName = "serpentine";
+  static constexpr bool kCyclic = false;
+  static constexpr int kMinTilesAbreast = 8;
+
+  static constexpr Refusal why_not(Problem const& p, int) { return unless_causal(p); }
+
+  constexpr Chain chain(Ticket ticket, int) const {
+    int const n = problem.kv_tiles();
+    HeadBlock const block =
+        block_of(ticket, n, problem.batch * problem.kv_heads, kTicketsInFlight / tiles_abreast());
+    int const in_block = ticket - block.first * n;
+    return chain_of(problem, block.first + in_block % block.heads, in_block / block.heads);
+  }
+
+  constexpr Row row(Chain const& c, int position) const {
+    bool const upwards = c.kv_tile / tiles_abreast() % 2 != 0;
+    if (!upwards) return Descending{problem}.row(c, position);
+    return {problem.first_q_tile(c.kv_tile) + position, c.kv_tile};
+  }
+
+ private:
+  // Of one head in flight. At least two blocks a head, or no chain would go up.
+  constexpr int tiles_abreast() const {
+    int const fair = kTicketsInFlight / problem.kv_heads;
+    int const half = ceil_div(problem.kv_tiles(), 2);
+    int const wanted = fair < kMinTilesAbreast ? kMinTilesAbreast : fair;
+    return wanted < half ? wanted : half;
+  }
+};
+
+static_assert(Schedule<Serpentine>);
+
+}  // namespace dash
