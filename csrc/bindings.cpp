@@ -93,10 +93,15 @@ Problem make_problem(py::kwargs const& kwargs) {
   p.causal = keywords.take<bool>("causal");
   p.tile_q = take_positive("tile_q", 1 << 16);
   p.tile_kv = take_positive("tile_kv", 1 << 16);
+  if (keywords.has("group_split")) p.group_split = take_positive("group_split");
   keywords.expect_empty();
   if (p.heads % p.kv_heads != 0) {
     throw wrong("heads", std::to_string(p.heads),
                 "a multiple of kv_heads (" + std::to_string(p.kv_heads) + ")");
+  }
+  if (p.kv_heads % p.group_split != 0) {
+    throw wrong("kv_heads", std::to_string(p.kv_heads),
+                "a multiple of group_split (" + std::to_string(p.group_split) + ")");
   }
   if (p.tile_kv % p.tile_q != 0) {
     throw wrong("tile_kv", std::to_string(p.tile_kv),
@@ -114,7 +119,8 @@ std::string repr(Problem const& p) {
   return field("Problem(batch=", p.batch) + field(", heads=", p.heads) +
          field(", kv_heads=", p.kv_heads) + field(", seqlen_q=", p.seqlen_q) +
          field(", seqlen_k=", p.seqlen_k) + ", causal=" + (p.causal ? "True" : "False") +
-         field(", tile_q=", p.tile_q) + field(", tile_kv=", p.tile_kv) + ")";
+         field(", tile_q=", p.tile_q) + field(", tile_kv=", p.tile_kv) +
+         (p.group_split > 1 ? field(", group_split=", p.group_split) : "") + ")";
 }
 
 char const* name_of(Strategy strategy) {
@@ -266,6 +272,7 @@ void bind_schedules(py::module_& m) {
       .def_readonly("causal", &Problem::causal)
       .def_readonly("tile_q", &Problem::tile_q)
       .def_readonly("tile_kv", &Problem::tile_kv)
+      .def_readonly("group_split", &Problem::group_split)
       .def_property_readonly("q_tiles", &Problem::q_tiles)
       .def_property_readonly("kv_tiles", &Problem::kv_tiles)
       .def_property_readonly("group", &Problem::group)
@@ -294,6 +301,8 @@ void bind_schedules(py::module_& m) {
         "None where the strategy may run the problem, else a sentence that says why not.");
   m.def("resident_ctas_needed", &resident_ctas_needed, py::arg("strategy"), py::arg("problem"),
         "The smallest number of resident CTAs that why_not accepts.");
+  m.def("serpentine_block", &Serpentine::tiles_abreast, py::arg("problem"),
+        "KV tiles of a head that serpentine plays in one direction.");
   m.attr("TICKETS_IN_FLIGHT") = kTicketsInFlight;
   m.def("num_tickets", &num_tickets, py::arg("strategy"), py::arg("problem"));
   m.def("ticket", &ticket, py::arg("strategy"), py::arg("problem"), py::arg("ticket"),

@@ -1,16 +1,18 @@
 """``torch.ops.dash.attention_bwd``: the backward pass of attention as a PyTorch operator.
 
     attention_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse,
-                  float? softmax_scale=None, bool causal=False, str strategy="auto")
+                  float? softmax_scale=None, bool causal=False, str strategy="auto",
+                  int group_split=0)
         -> (Tensor dq, Tensor dk, Tensor dv)
 
 ``dout``, ``q``, ``out`` are ``(batch, seqlen_q, heads, head_dim)``; ``k``, ``v`` are ``(batch,
 seqlen_k, kv_heads, head_dim)``; all bfloat16 or all float16, any strides. ``softmax_lse`` is
 float32 ``(batch, heads, seqlen_q)`` or ``(batch, heads, seqlen_q, 1)``: the natural log of the sum
 of exp of the scaled scores, ±inf for a row without keys. ``softmax_scale`` defaults to
-``head_dim ** -0.5``; ``causal`` is bottom-right aligned. The outputs are new, contiguous, and bit
-for bit the same on every call. ``dash.support`` raises for what is not supported, before anything
-is launched.
+``head_dim ** -0.5``; ``causal`` is bottom-right aligned. ``strategy`` and ``group_split``, how many
+parts the q heads of a KV head are cut into, fix the order of the sums (``dash.plan``). The outputs
+are new, contiguous, and bit for bit the same on every call. ``dash.support`` raises for what is not
+supported, before anything is launched.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _TMA_STRIDE_ELEMENTS = 8  # 16 bytes of a 16-bit type
 torch.library.define(
     "dash::attention_bwd",
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
-    'float? softmax_scale=None, bool causal=False, str strategy="auto") '
+    'float? softmax_scale=None, bool causal=False, str strategy="auto", int group_split=0) '
     "-> (Tensor dq, Tensor dk, Tensor dv)",
     tags=torch.Tag.pt2_compliant_tag,
 )
@@ -47,6 +49,7 @@ def _attention_bwd_fake(
     softmax_scale: float | None = None,
     causal: bool = False,
     strategy: str = "auto",
+    group_split: int = 0,
 ) -> Gradients:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
@@ -61,9 +64,12 @@ def _attention_bwd_cpu(
     softmax_scale: float | None = None,
     causal: bool = False,
     strategy: str = "auto",
+    group_split: int = 0,
 ) -> Gradients:
     """Walks the same plan tile by tile in plain PyTorch (``dash.reference``)."""
-    plan = _checked_plan(dout, q, k, v, out, softmax_lse, softmax_scale, causal, strategy)
+    plan = _checked_plan(
+        dout, q, k, v, out, softmax_lse, softmax_scale, causal, strategy, group_split
+    )
     if plan is None:
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     lse = softmax_lse.reshape(softmax_lse.shape[:3])
@@ -81,9 +87,12 @@ def _attention_bwd_cuda(
     softmax_scale: float | None = None,
     causal: bool = False,
     strategy: str = "auto",
+    group_split: int = 0,
 ) -> Gradients:
     """Enqueues the kernels on the current stream of the tensors' device, whichever is current."""
-    plan = _checked_plan(dout, q, k, v, out, softmax_lse, softmax_scale, causal, strategy)
+    plan = _checked_plan(
+        dout, q, k, v, out, softmax_lse, softmax_scale, causal, strategy, group_split
+    )
     if plan is None:
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
@@ -95,7 +104,7 @@ def _attention_bwd_cuda(
         # cost a write of every fp32 dQ sum.
         workspace = torch.UntypedStorage(plan.workspace_bytes, device=q.device)
         extension().backward(
-            problem=support.make_problem(plan.q_shape, plan.kv_shape, causal),
+            problem=support.make_problem(plan.q_shape, plan.kv_shape, causal, plan.group_split),
             strategy=plan.strategy,
             dtype=dtype_name(q.dtype),
             head_dim=q.shape[3],
@@ -157,6 +166,7 @@ def _checked_plan(
     softmax_scale: float | None,
     causal: bool,
     strategy: str,
+    group_split: int,
 ) -> Plan | None:
     """The plan of a supported call; None where there is nothing to compute.
 
@@ -165,11 +175,12 @@ def _checked_plan(
     """
     support.check(
         q, k, v, dout=dout, out=out, softmax_lse=softmax_lse, softmax_scale=softmax_scale,
-        causal=causal, strategy=strategy,
+        causal=causal, strategy=strategy, group_split=group_split,
     )  # fmt: skip
     if q.numel() == 0 or k.numel() == 0:
         return None
-    return cached_plan(tuple(q.shape), tuple(k.shape), q.dtype, causal, strategy, q.device)
+    shapes = tuple(q.shape), tuple(k.shape)
+    return cached_plan(*shapes, q.dtype, causal, strategy, group_split, q.device)
 
 
 def _scale(q: torch.Tensor, softmax_scale: float | None) -> float:

@@ -17,9 +17,16 @@ from types import MappingProxyType
 
 import torch
 
+from dash.auto import choose_group_split, choose_strategy
 from dash.device import DeviceModel, default_device, device_model, dtype_name
 from dash.extension import extension
-from dash.support import UnsupportedError, make_problem, shape_reasons, strategy_reason
+from dash.support import (
+    UnsupportedError,
+    make_problem,
+    shape_reasons,
+    split_reasons,
+    strategy_reason,
+)
 
 # Part of every fingerprint. Raise it when a kernel change alters bits under an unchanged schedule:
 # another order of products inside a step, another rounding, another exp.
@@ -37,8 +44,10 @@ class Plan:
         why: one sentence: asked for, or which rule of ``auto`` chose it.
         reasons: for each strategy not taken, a sentence that says why not.
         alternatives: those of them that could run.
+        group_split: parts into which the q heads of a KV head are cut; each has chains of its own,
+            whose dK and dV are added in the order of the parts. 1: whole groups.
         tile_q, tile_kv: query rows a step and key rows a chain.
-        chains: KV tiles over all batches and kv heads; each keeps its dK and dV in registers.
+        chains: KV tiles over all batches, kv heads and parts; each has dK and dV in registers.
         tickets: units of launch, taken in order from a counter.
         grid: CTAs launched. It changes the time, never the bits.
         cooperative: chains wait for each other in both directions, so all CTAs start together.
@@ -52,6 +61,7 @@ class Plan:
     why: str
     reasons: Mapping[str, str]
     alternatives: tuple[str, ...]
+    group_split: int
     tile_q: int
     tile_kv: int
     chains: int
@@ -77,9 +87,8 @@ class Plan:
         Independent of the batch size and the device; see ``docs/determinism.md``. Computed on
         first use: it reads the whole schedule of one sequence.
         """
-        return _fingerprint(
-            self.strategy, (1, *self.q_shape[1:]), (1, *self.kv_shape[1:]), self.dtype, self.causal
-        )
+        one = (1, *self.q_shape[1:]), (1, *self.kv_shape[1:])
+        return _fingerprint(self.strategy, self.group_split, *one, self.dtype, self.causal)
 
     @property
     def predicted_over_ideal(self) -> float:
@@ -87,8 +96,9 @@ class Plan:
 
         For steps at the pace of an H200. Simulates each step: up to seconds for long problems.
         """
+        shapes = self.q_shape, self.kv_shape
         return _predict(
-            self.strategy, self.q_shape, self.kv_shape, self.causal, self.device.resident_ctas
+            self.strategy, self.group_split, *shapes, self.causal, self.device.resident_ctas
         )
 
     def __str__(self) -> str:
@@ -96,6 +106,7 @@ class Plan:
         lines = [
             ("problem", f"q {self.q_shape}, kv {self.kv_shape}, {dtype_name(self.dtype)}, {mask}"),
             ("strategy", f"{self.strategy} ({self.why})"),
+            ("groups", self._groups()),
             ("tiles", f"{self.tile_q} query rows x {self.tile_kv} key rows"),
             ("launch", self._launch()),
             ("workspace", f"{self.workspace_bytes:,} bytes"),
@@ -104,6 +115,12 @@ class Plan:
         lines += [(f"not {name}", reason) for name, reason in self.reasons.items()]
         width = max(len(label) for label, _ in lines)
         return "\n".join(f"{label:<{width}}  {text}" for label, text in lines)
+
+    def _groups(self) -> str:
+        text = f"{self.q_shape[2] // self.kv_shape[2]} q heads to a KV head"
+        if self.group_split > 1:
+            text += f", in {self.group_split} parts with chains of their own"
+        return text
 
     def _launch(self) -> str:
         kind = "cooperative" if self.cooperative else "persistent"
@@ -120,6 +137,7 @@ def plan(
     *,
     causal: bool,
     strategy: str = "auto",
+    group_split: int = 0,
     device: torch.device | str | int | None = None,
 ) -> Plan:
     """Says what the backward pass of a problem will do, without running anything.
@@ -130,17 +148,20 @@ def plan(
         dtype: ``torch.bfloat16`` or ``torch.float16``.
         causal: bottom-right aligned causal mask.
         strategy: a strategy's name, or ``"auto"``.
+        group_split: parts to cut the q heads of a KV head into, a divisor of heads / kv_heads. 0:
+            what "auto" chooses (``choose_group_split``), and 1 with a named strategy.
         device: defaults to the current CUDA device where that is a Hopper GPU, else to the model
             of an H200, which is also what the CPU implementation plans for.
 
     Raises:
         UnsupportedError: the problem or the strategy is not supported; says why.
     """
-    found = shape_reasons(tuple(q_shape), tuple(kv_shape), dtype)
+    shapes = tuple(q_shape), tuple(kv_shape)
+    found = shape_reasons(*shapes, dtype) or split_reasons(*shapes, group_split)
     if found:
         raise UnsupportedError(found)
     where = default_device() if device is None else _as_device(device)
-    return cached_plan(tuple(q_shape), tuple(kv_shape), dtype, causal, strategy, where)
+    return cached_plan(*shapes, dtype, causal, strategy, group_split, where)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -150,18 +171,21 @@ def cached_plan(
     dtype: torch.dtype,
     causal: bool,
     strategy: str,
+    group_split: int,
     device: torch.device,
 ) -> Plan:
     """``plan`` for checked arguments."""
-    problem = make_problem(q_shape, kv_shape, causal)
     model = device_model(device, dtype, q_shape[3])
     resident = model.resident_ctas
     if strategy == "auto":
         # One sequence decides for every batch, or a gradient would depend on its neighbours.
-        one = make_problem((1, *q_shape[1:]), (1, *kv_shape[1:]), causal)
-        name, why = choose_strategy(one, resident)
+        one = (1, *q_shape[1:]), (1, *kv_shape[1:])
+        split = group_split or choose_group_split(make_problem(*one, causal))
+        name, why = choose_strategy(make_problem(*one, causal, split), resident)
     else:
+        split = group_split or 1
         name, why = strategy, "asked for"
+    problem = make_problem(q_shape, kv_shape, causal, split)
     refusal = strategy_reason(name, problem, resident)
     if refusal is not None:
         raise UnsupportedError([refusal])
@@ -181,6 +205,7 @@ def cached_plan(
             }
         ),
         alternatives=tuple(other for other, text in against.items() if text is None),
+        group_split=split,
         tile_q=problem.tile_q,
         tile_kv=problem.tile_kv,
         chains=problem.chains,
@@ -196,82 +221,24 @@ def cached_plan(
     )
 
 
-# How many steps apart the chains of a shift group may come to a q tile. Four steps of 132 CTAs,
-# with 64 KB each of Q, dO and sums, are 34 MB, and an H200's L2 of 50 MB was seen to hold them
-# (full mask, 16k, head_dim 128: 553 TFLOPS against staggered's 549).
-_SHIFT_MAX_STEPS_APART = 4
-
-
-def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
-    """``strategy="auto"``: by the mask, and by how many q heads share a KV head.
-
-    A pure function of the problem of one sequence and the device model, never of a timing. The
-    rules come from these timings of the kernel, TFLOPS on an H200:
-
-    ==================================  =====  ===============  ======  =========  ==========
-    problem, head_dim 128               shift  symmetric_shift  zigzag  staggered  descending
-    ==================================  =====  ===============  ======  =========  ==========
-    full, 512                             363                              308
-    full, 4k                              533                              536
-    causal, 512                                            232     230     167         74
-    causal, 8k                                             536     560     528        301
-    causal, 32 heads over 8, 8k                            490     383     535        487
-    causal, 32 heads over 8, 16k                           541     406     568        577
-    causal, 28 heads over 4, 2k                            321     320     420        336
-    causal, 28 heads over 4, 16k                           455     391     514        540
-    ==================================  =====  ===============  ======  =========  ==========
-
-    (benchmarks/results/h200_f254b1c.csv.)
-
-    - full mask: shift, or staggered where too few CTAs are resident for shift or where shift would
-      come back to a q tile when L2 has lost it: many q heads to a KV head, or rows beyond 16k. That
-      is simulated (1.45 against 1.10 times the ideal time at 32 heads over 8) and was not timed;
-    - causal mask, a KV head for each q head: zigzag, which keeps every SM busy to the end;
-    - causal mask, q heads that share a KV head: staggered, but descending where the KV tiles of one
-      head fill the chip by themselves.
-
-    Returns:
-        The name and one sentence that says why.
-    """
-    if problem.causal and problem.group > 1:
-        if problem.kv_tiles >= extension().TICKETS_IN_FLIGHT:
-            return "descending", f"auto: the causal mask, {problem.kv_tiles} KV tiles a shared head"
-        return "staggered", f"auto: the causal mask, {problem.group} q heads to a KV head"
-    if problem.causal:
-        return "zigzag", "auto: the causal mask, a KV head for each q head"
-    refusal = strategy_reason("shift", problem, resident_ctas)
-    if refusal is not None:
-        return "staggered", f"auto: the full mask, and {refusal}"
-    apart = steps_apart_in_shift(problem)
-    if apart > _SHIFT_MAX_STEPS_APART:
-        return "staggered", (
-            f"auto: the full mask, and shift would come back to a q tile after {apart:.0f} steps, "
-            "when L2 has lost it"
-        )
-    return "shift", "auto: the full mask"
-
-
-def steps_apart_in_shift(problem: object) -> float:
-    """Steps between two chains of one of shift's groups at the same q tile, on average."""
-    chains = extension().resident_ctas_needed("shift", problem)
-    return problem.q_tiles / chains * problem.group
-
-
 @functools.lru_cache(maxsize=256)
 def _fingerprint(
     strategy: str,
+    group_split: int,
     q_shape: tuple[int, ...],
     kv_shape: tuple[int, ...],
     dtype: torch.dtype,
     causal: bool,
 ) -> str:
     """Hashes the problem of one sequence, then each chain's visits and turns by (head, KV tile)."""
-    problem = make_problem(q_shape, kv_shape, causal)
+    problem = make_problem(q_shape, kv_shape, causal, group_split)
     bucket = extension().head_dim_bucket(q_shape[3])
     header = (
         f"dash order {ORDER_VERSION} {strategy} {dtype_name(dtype)} causal={causal} q={q_shape} "
         f"kv={kv_shape} bucket={bucket} tiles={problem.tile_q}x{problem.tile_kv}"
     )
+    if group_split > 1:
+        header += f" group split in {group_split}"
     digest = hashlib.sha256(header.encode())
     for (kv_head, kv_tile), rows in sorted(_chains(strategy, problem)):
         visits = array.array("q", itertools.chain((kv_head, kv_tile, len(rows)), *rows))
@@ -286,9 +253,9 @@ def _chains(strategy: str, problem: object) -> list[tuple[tuple[int, int], list[
     return [((kv_head, kv_tile), rows) for chains in played for _, kv_head, kv_tile, rows in chains]
 
 
-@functools.lru_cache(maxsize=256)
 def _predict(
     strategy: str,
+    group_split: int,
     q_shape: tuple[int, ...],
     kv_shape: tuple[int, ...],
     causal: bool,
@@ -296,7 +263,7 @@ def _predict(
 ) -> float:
     from dash.schedule import H200_KERNEL, H200_MEMORY, Play, simulate  # not for the operator
 
-    play = Play.of(strategy, make_problem(q_shape, kv_shape, causal))
+    play = Play.of(strategy, make_problem(q_shape, kv_shape, causal, group_split))
     # K, V, dK and dV of a KV tile; a q tile's bytes are the same for both buckets.
     chain = 4 * play.problem.tile_kv * extension().head_dim_bucket(q_shape[3]) * 2
     machine = H200_KERNEL.with_(sms=resident_ctas, memory=replace(H200_MEMORY, chain=chain))

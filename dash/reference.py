@@ -3,7 +3,8 @@
 It reads the schedule that the kernel compiles, one ticket after another, and makes every addition
 that the schedule orders in fp32 and in that order:
 
-- dK and dV of a KV tile grow in the chain's visit order, the q heads of the group innermost;
+- dK and dV of a KV tile grow in the chain's visit order, the q heads of the group innermost; the
+  parts of a split group, which have chains of their own, are added in ascending order;
 - dQ of a q tile grows in turn order: turn 0 stores, the others add, then it is scaled and rounded;
 - P is rounded to the inputs' dtype for dV, dS (not yet scaled) for dK and dQ, as the kernel does.
 
@@ -101,8 +102,10 @@ def attention_bwd(
         softmax_scale: factor on the scores.
         plan: what ``dash.plan`` says about these shapes.
     """
-    problem = make_problem(plan.q_shape, plan.kv_shape, plan.causal)
-    dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype) for t in (q, k, v))
+    problem = make_problem(plan.q_shape, plan.kv_shape, plan.causal, plan.group_split)
+    dq = torch.zeros(q.shape, dtype=q.dtype)
+    parts = (*k.shape[:2], problem.kv_heads, k.shape[3])
+    dk_parts, dv_parts = torch.zeros(parts), torch.zeros(parts)
     grouped_dq = dq.unflatten(2, (problem.kv_heads, problem.group))
     for chains, pairs in _pairs_by_order(plan.strategy, problem).items():
         batches, kv_heads = (torch.tensor(index) for index in zip(*pairs, strict=True))
@@ -110,9 +113,18 @@ def attention_bwd(
         head_dq, head_dk, head_dv = _play(chains, heads, problem, softmax_scale)
         # (n, group, seqlen, head_dim) → (n, seqlen, group, head_dim)
         grouped_dq[batches, :, kv_heads] = head_dq.transpose(1, 2)[:, : problem.seqlen_q]
-        dk[batches, :, kv_heads] = head_dk[:, : problem.seqlen_k]
-        dv[batches, :, kv_heads] = head_dv[:, : problem.seqlen_k]
-    return dq, dk, dv
+        dk_parts[batches, :, kv_heads] = head_dk[:, : problem.seqlen_k]
+        dv_parts[batches, :, kv_heads] = head_dv[:, : problem.seqlen_k]
+    dk = (_sum_parts(dk_parts, problem) * softmax_scale).to(k.dtype)
+    return dq, dk, _sum_parts(dv_parts, problem).to(v.dtype)
+
+
+def _sum_parts(parts: torch.Tensor, problem: object) -> torch.Tensor:
+    """``(batch, seqlen_k, parts of all groups, head_dim)`` → the sums of each group's, in order."""
+    first, *others = parts.unflatten(2, (-1, problem.group_split)).unbind(3)
+    for part in others:
+        first = first + part
+    return first
 
 
 def _pairs_by_order(strategy: str, problem: object) -> dict[Chains, list[tuple[int, int]]]:
@@ -147,7 +159,8 @@ def _gather(
         return grouped[batches, :, kv_heads].transpose(1, 2)
 
     def kv_side(t: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.pad(t[batches, :, kv_heads], (0, 0, 0, more_kv))
+        head = t[batches, :, kv_heads // problem.group_split]
+        return torch.nn.functional.pad(head, (0, 0, 0, more_kv))
 
     lse = softmax_lse.unflatten(1, (problem.kv_heads, problem.group))[batches, kv_heads]
     rows = torch.arange(problem.seqlen_q)
@@ -177,16 +190,17 @@ def _play(
     """Plays the chains one after another.
 
     Returns:
-        dq ``(n, group, q_tiles · tile_q, head_dim)`` and dk, dv ``(n, kv_tiles · tile_kv,
-        head_dim)``, fp32 scaled and rounded to the inputs' dtype.
+        dq ``(n, group, q_tiles · tile_q, head_dim)``, scaled and rounded to the inputs' dtype, and
+        dk, dv ``(n, kv_tiles · tile_kv, head_dim)`` fp32, not scaled.
     """
     dtype = heads.q.dtype
     dq_sum = TurnOrderedSum()
-    dq, dk, dv = (torch.zeros_like(t) for t in (heads.q, heads.k, heads.v))
+    dq = torch.zeros_like(heads.q)
+    dk, dv = torch.zeros(heads.k.shape), torch.zeros(heads.v.shape)
     for kv_tile, rows in chains:
         columns = _tile(kv_tile, problem.tile_kv)
         k, v = heads.k[:, None, columns].double(), heads.v[:, None, columns].double()
-        dk_acc, dv_acc = (torch.zeros(t[:, 0].shape) for t in (k, v))
+        dk_acc, dv_acc = dk[:, columns], dv[:, columns]
         for q_tile, turn in rows:
             r = _tile(q_tile, problem.tile_q)
             q, dout = heads.q[:, :, r].double(), heads.dout[:, :, r].double()
@@ -201,8 +215,6 @@ def _play(
             _add_heads(dv_acc, _product(p.to(dtype).double().mT, dout))
             _add_heads(dk_acc, _product(ds.mT, q))
             dq_sum.add(q_tile, turn, _product(ds, k))
-        dk[:, columns] = (dk_acc * softmax_scale).to(dtype)
-        dv[:, columns] = dv_acc.to(dtype)
     for q_tile, total in dq_sum.finish().items():
         dq[:, :, _tile(q_tile, problem.tile_q)] = (total * softmax_scale).to(dtype)
     return dq, dk, dv

@@ -43,6 +43,7 @@ def reasons(
     softmax_scale: float | None = None,
     causal: bool = False,
     strategy: str = "auto",
+    group_split: int = 0,
 ) -> list[str]:
     """Why the backward of this attention cannot run; empty if it can.
 
@@ -55,6 +56,7 @@ def reasons(
         softmax_scale: finite, or None for ``head_dim ** -0.5``.
         causal: bottom-right aligned causal mask.
         strategy: a name of ``dash._C.strategies()`` or ``"auto"``.
+        group_split: a divisor of heads / kv_heads, or 0.
 
     Returns:
         Sentences in the order of the checks. Later checks are left out where an earlier failure
@@ -75,7 +77,8 @@ def reasons(
         found.append(f"softmax_scale is {softmax_scale}; required: a finite number or None")
     if found:
         return found
-    return list(_strategy_reasons(q, k, causal, strategy))
+    found += split_reasons(shapes["q"], shapes["k"], group_split)
+    return found or list(_strategy_reasons(q, k, causal, strategy, group_split))
 
 
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **rest: object) -> None:
@@ -92,8 +95,13 @@ def strategy_reason(strategy: str, problem: object, resident_ctas: int) -> str |
     return extension().why_not(strategy, problem, resident_ctas)
 
 
-def make_problem(q_shape: tuple[int, ...], kv_shape: tuple[int, ...], causal: bool) -> object:
+def make_problem(
+    q_shape: tuple[int, ...], kv_shape: tuple[int, ...], causal: bool, group_split: int = 1
+) -> object:
     """The ``_C.Problem`` of ``(batch, seqlen, heads, head_dim)`` shapes, with the kernel's tiles.
+
+    Its ``kv_heads`` are those of ``kv_shape`` times ``group_split``: a schedule sees each part of a
+    group as a KV head of its own.
 
     Raises:
         ValueError: a size is not positive or the head dimension has no kernel.
@@ -102,13 +110,29 @@ def make_problem(q_shape: tuple[int, ...], kv_shape: tuple[int, ...], causal: bo
     return extension().Problem(
         batch=q_shape[0],
         heads=q_shape[2],
-        kv_heads=kv_shape[2],
+        kv_heads=kv_shape[2] * group_split,
         seqlen_q=q_shape[1],
         seqlen_k=kv_shape[1],
         causal=causal,
         tile_q=tile_q,
         tile_kv=tile_kv,
+        group_split=group_split,
     )
+
+
+def split_reasons(
+    q_shape: tuple[int, ...], kv_shape: tuple[int, ...], group_split: int
+) -> list[str]:
+    """Why the q heads of a group cannot be cut into ``group_split`` parts; 0 is dash's choice."""
+    if kv_shape[2] == 0:  # no keys, no groups
+        return []
+    group = q_shape[2] // kv_shape[2]
+    if group_split == 0 or (group_split > 0 and group % group_split == 0):
+        return []
+    return [
+        f"group_split is {group_split}; required: 0, or a divisor of heads / kv_heads, which is "
+        f"{group}"
+    ]
 
 
 def shape_reasons(
@@ -208,7 +232,7 @@ def _lse_reasons(q: torch.Tensor, lse: torch.Tensor) -> Iterator[str]:
 
 
 def _strategy_reasons(
-    q: torch.Tensor, k: torch.Tensor, causal: bool, strategy: str
+    q: torch.Tensor, k: torch.Tensor, causal: bool, strategy: str, group_split: int
 ) -> Iterator[str]:
     if strategy == "auto":
         return
@@ -217,7 +241,7 @@ def _strategy_reasons(
             yield _unknown_strategy(strategy)
         return
     resident = device_model(q.device, q.dtype, q.shape[3]).resident_ctas
-    problem = make_problem(tuple(q.shape), tuple(k.shape), causal)
+    problem = make_problem(tuple(q.shape), tuple(k.shape), causal, group_split or 1)
     reason = strategy_reason(strategy, problem, resident)
     if reason is not None:
         yield reason

@@ -90,17 +90,18 @@ class Inputs:
         return Inputs(*parts, self.scale, self.causal)
 
 
-def make_problem(shape: Shape) -> _C.Problem:
+def make_problem(shape: Shape, group_split: int = 1) -> _C.Problem:
     tile_q, tile_kv = _C.tile_shape(shape.head_dim)
     return _C.Problem(
         batch=shape.batch,
         heads=shape.heads,
-        kv_heads=shape.kv_heads,
+        kv_heads=shape.kv_heads * group_split,
         seqlen_q=shape.seqlen_q,
         seqlen_k=shape.seqlen_k,
         causal=shape.causal,
         tile_q=tile_q,
         tile_kv=tile_kv,
+        group_split=group_split,
     )
 
 
@@ -148,9 +149,10 @@ def random_inputs(shape: Shape, seed: int = 0) -> Inputs:
     return Inputs(dout, q, k, v, out, lse, shape.scale, shape.causal)
 
 
-def gradients(inputs: Inputs, strategy: str = "auto") -> Gradients:
+def gradients(inputs: Inputs, strategy: str = "auto", group_split: int = 0) -> Gradients:
     """dq, dk, dv by the op under test."""
-    return torch.ops.dash.attention_bwd(*inputs.tensors(), inputs.scale, inputs.causal, strategy)
+    order = strategy, group_split
+    return torch.ops.dash.attention_bwd(*inputs.tensors(), inputs.scale, inputs.causal, *order)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

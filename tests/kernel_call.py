@@ -15,13 +15,18 @@ def view_of(tensor: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def backward_into(
-    grads: Gradients, shape: Shape, inputs: Inputs, strategy: str, max_ctas: int | None = None
+    grads: Gradients,
+    shape: Shape,
+    inputs: Inputs,
+    strategy: str,
+    max_ctas: int | None = None,
+    group_split: int = 1,
 ) -> None:
     """Writes dq, dk, dv into ``grads`` on the current stream. Workspace: 0xFF bytes.
 
     ``max_ctas`` bounds the main kernel's grid; None leaves the binding to its default.
     """
-    problem = make_problem(shape)
+    problem = make_problem(shape, group_split)
     size = _C.workspace_bytes(problem, shape.head_dim)
     device = inputs.q.device
     workspace = torch.full((size + 1024,), 0xFF, dtype=torch.uint8, device=device)

@@ -27,15 +27,15 @@ def test_opcheck(causal, more) -> None:
 
 def test_opcheck_of_the_forward() -> None:
     q, k, v = (call()[name].requires_grad_() for name in "qkv")
-    torch.library.opcheck(torch.ops.dash.attention_fwd, (q, k, v, 0.125, True, "auto"))
+    torch.library.opcheck(torch.ops.dash.attention_fwd, (q, k, v, 0.125, True, "auto", 0))
 
 
 def test_schema() -> None:
     schema = str(torch.ops.dash.attention_bwd.default._schema)
     assert schema == (
         "dash::attention_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, "
-        'Tensor softmax_lse, float? softmax_scale=None, bool causal=False, str strategy="auto") '
-        "-> (Tensor dq, Tensor dk, Tensor dv)"
+        'Tensor softmax_lse, float? softmax_scale=None, bool causal=False, str strategy="auto", '
+        "int group_split=0) -> (Tensor dq, Tensor dk, Tensor dv)"
     )
 
 

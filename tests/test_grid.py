@@ -100,9 +100,10 @@ def test_plan_counts_the_ctas_that_the_binding_counts(shape: Shape) -> None:
     plan = dash.plan(shape.q_shape, shape.kv_shape, shape.dtype, causal=shape.causal)
     resident = _C.resident_ctas(torch.cuda.current_device(), "bfloat16", shape.head_dim)
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    problem = make_problem(shape, plan.group_split)
     assert plan.device == DeviceModel(properties.name, resident)
     assert resident % properties.multi_processor_count == 0
-    assert plan.grid == min(resident, _C.num_tickets(plan.strategy, make_problem(shape)))
+    assert plan.grid == min(resident, _C.num_tickets(plan.strategy, problem))
 
 
 # ---- What needs no GPU ---------------------------------------------------------------------------

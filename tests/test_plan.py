@@ -11,8 +11,8 @@ import torch
 import dash
 from dash import _C
 from dash import plan as plan_function
+from dash.auto import choose_strategy, steps_apart_in_shift
 from dash.device import DeviceModel
-from dash.plan import choose_strategy, steps_apart_in_shift
 from dash.support import make_problem
 
 BFLOAT16 = torch.bfloat16
@@ -34,6 +34,7 @@ def test_plan_says_what_the_binding_says(strategy, causal, head_dim, batch, kv_h
     if strategy != "auto" and _C.why_not(strategy, problem, 132) is not None:
         return  # test_every_strategy_is_taken_or_has_a_reason
     p = plan(q_shape, kv_shape, causal=causal, strategy=strategy)
+    problem = make_problem(q_shape, kv_shape, causal, p.group_split)
     assert strategy in ("auto", p.strategy)
     assert p.tile_shape == _C.tile_shape(head_dim)
     assert p.chains == problem.chains
@@ -120,16 +121,42 @@ def test_auto_takes_what_a_small_chip_can_run(resident_ctas, causal) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "strategy"), [(8, "zigzag"), (4, "staggered"), (1, "staggered")]
+    ("heads", "kv_heads", "head_dim", "strategy"),
+    [
+        (8, 8, 64, "zigzag"),
+        (8, 8, 128, "zigzag"),
+        (16, 4, 128, "staggered"),  # chains differ by 4 · 2 steps
+        (20, 4, 128, "serpentine"),
+        (28, 4, 64, "staggered"),  # by 7 · 1
+        (36, 4, 64, "serpentine"),
+    ],
 )
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("seqlens", [(8192, 8192), (512, 512), (100, 3000), (3000, 100)])
-def test_auto_takes_the_orders_that_were_fastest(kv_heads, strategy, head_dim, seqlens) -> None:
-    seqlen_q, seqlen_k = seqlens
-    p = plan((1, seqlen_q, 8, head_dim), (1, seqlen_k, kv_heads, head_dim), causal=True)
+@pytest.mark.parametrize("seqlen", [512, 8192, 32768])
+def test_auto_takes_the_orders_that_were_fastest(heads, kv_heads, head_dim, strategy, seqlen):
+    p = plan((1, seqlen, heads, head_dim), (1, seqlen, kv_heads, head_dim), causal=True)
     assert p.strategy == strategy
     assert p.why.startswith("auto: the causal mask")
-    assert (f"{8 // kv_heads} q heads to a KV head" in p.why) == (strategy == "staggered")
+    shares = f"{heads // kv_heads} q heads to a KV head"
+    assert (shares in p.why) == (strategy != "zigzag")
+    assert p.group_split == 1
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "kv_heads", "resident_ctas", "strategy"),
+    [
+        (8192, 4, 132, "serpentine"),
+        (8192, 4, 128, "serpentine"),
+        (8192, 4, 127, "staggered"),  # its blocks do not fit a smaller chip
+        (8192, 5, 132, "staggered"),  # 25 tiles abreast, and 128 is no multiple
+        (3072, 4, 132, "staggered"),  # 12 of 24
+        (4096, 4, 132, "serpentine"),  # 16 of 32
+    ],
+)
+def test_auto_takes_serpentine_where_its_blocks_fill_the_chip(
+    seqlen, kv_heads, resident_ctas, strategy
+) -> None:
+    shapes = (1, seqlen, 7 * kv_heads, 128), (1, seqlen, kv_heads, 128)
+    assert choose_strategy(make_problem(*shapes, True), resident_ctas)[0] == strategy
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -150,7 +177,7 @@ def test_auto_takes_shift_for_the_full_mask(head_dim, seqlens) -> None:
         (16384, 16, 16, 128, "shift"),  # 4 rows of 1
         (24576, 16, 16, 128, "staggered"),
         (32768, 32, 32, 64, "shift"),
-        (2048, 8, 1, 64, "staggered"),  # 1 row of 8
+        (16384, 8, 1, 64, "staggered"),  # 1 row of 8
         (2048, 8, 2, 64, "shift"),  # 1 row of 4
         (2048, 8, 2, 128, "staggered"),  # 2 rows of 4
     ],
@@ -189,14 +216,6 @@ def test_steps_apart_are_those_of_the_schedule(seqlens, group) -> None:
     assert even * group in gaps or chains == 1
     average = (even * (chains - 1) + last) / chains * group
     assert steps_apart_in_shift(problem) == pytest.approx(average)
-
-
-@pytest.mark.parametrize(
-    ("seqlen", "strategy"), [(16256, "staggered"), (16257, "descending"), (32768, "descending")]
-)
-def test_auto_takes_descending_where_one_shared_head_fills_the_chip(seqlen, strategy) -> None:
-    assert plan((1, seqlen, 8, 128), (1, seqlen, 2, 128), causal=True).strategy == strategy
-    assert plan((1, seqlen, 8, 128), (1, seqlen, 8, 128), causal=True).strategy == "zigzag"
 
 
 def test_auto_says_what_shift_lacks() -> None:

@@ -76,6 +76,8 @@ struct WorkspaceLayout {
   int64_t lse_log2 = 0;     // fp32 for each row of each q tile, padded to whole tiles
   int64_t minus_delta = 0;  // likewise
   int64_t dq_accum = 0;     // fp32 q tiles in fragment order (dq_fragment.cuh)
+  int64_t dk_parts = 0;  // fp32 KV tiles of every chain in fragment order, where groups are split
+  int64_t dv_parts = 0;  // likewise (kv_parts.cuh)
   int64_t bytes = 0;
 
   constexpr WorkspaceLayout(Problem const& problem, int bucket) {
@@ -91,6 +93,10 @@ struct WorkspaceLayout {
     lse_log2 = take(rows * static_cast<int64_t>(sizeof(float)));
     minus_delta = take(rows * static_cast<int64_t>(sizeof(float)));
     dq_accum = take(rows * bucket * static_cast<int64_t>(sizeof(float)));
+    if (problem.group_split == 1) return;
+    int64_t const kv_rows = problem.chains() * problem.tile_kv;
+    dk_parts = take(kv_rows * bucket * static_cast<int64_t>(sizeof(float)));
+    dv_parts = take(kv_rows * bucket * static_cast<int64_t>(sizeof(float)));
   }
 };
 

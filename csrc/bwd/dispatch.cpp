@@ -66,8 +66,8 @@ void check(BackwardArgs const& args) {
       p.q_tiles_total() > std::numeric_limits<int>::max())
     reject("problem has more than 2^31 - 1 tiles");
   check_tma(args.q, "q", p.batch, p.seqlen_q, p.heads);
-  check_tma(args.k, "k", p.batch, p.seqlen_k, p.kv_heads);
-  check_tma(args.v, "v", p.batch, p.seqlen_k, p.kv_heads);
+  check_tma(args.k, "k", p.batch, p.seqlen_k, p.heads_of_k());
+  check_tma(args.v, "v", p.batch, p.seqlen_k, p.heads_of_k());
   check_tma(args.dout, "dout", p.batch, p.seqlen_q, p.heads);
   check_tma(args.out, "out", p.batch, p.seqlen_q, p.heads);  // read sixteen bytes at a time
   check(args.dq, "dq");

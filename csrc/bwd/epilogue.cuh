@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fragment_store.cuh"
+#include "kv_fragment.cuh"
 #include "params.h"
 
 namespace dash {
@@ -11,16 +12,28 @@ __device__ __forceinline__ Element* head_of(TensorView const& t, int batch, int 
   return static_cast<Element*>(t.data) + batch * t.batch_stride + head * t.head_stride;
 }
 
-// A warp's 16 rows of dK or dV, straight from registers to global memory: K and V are free for the
-// next chain's loads meanwhile.
+// An MMA thread's share of dK or dV, straight from registers to global memory: K and V are free for
+// the next chain's loads meanwhile. To `output`, scaled, or as it is to `parts` where that is given
+// because other chains have the rest of the sum.
 template <typename Element, typename Config, int kSize>
 __device__ __forceinline__ void store_kv_gradient(float const (&gradient)[kSize], float scale,
-                                                  TensorView const& output,
+                                                  TensorView const& output, float* parts,
                                                   MainParams const& params,
-                                                  StepDescriptor const& step, int kv_row) {
+                                                  StepDescriptor const& step, int mma_thread) {
+  using Fragment = KvFragment<Config>;
+  Problem const& p = params.problem;
+  if (parts != nullptr) {
+    int const head = step.batch * p.kv_heads + step.kv_head;
+    float4* const tile = Fragment::tile(parts, int64_t{head} * p.kv_tiles() + step.kv_tile);
+#pragma unroll
+    for (int i = 0; i < Fragment::kSize / 4; ++i)
+      tile[Fragment::float4_index(mma_thread, i)] = make_float4(
+          gradient[4 * i], gradient[4 * i + 1], gradient[4 * i + 2], gradient[4 * i + 3]);
+    return;
+  }
   store_fragment(gradient, scale, head_of<Element>(output, step.batch, step.kv_head),
-                 output.seq_stride, step.kv_tile * Config::kTileKv + kv_row, 0,
-                 params.problem.seqlen_k, params.head_dim);
+                 output.seq_stride, step.kv_tile * Config::kTileKv + Fragment::row(mma_thread), 0,
+                 p.seqlen_k, params.head_dim);
 }
 
 }  // namespace dash

@@ -1,4 +1,4 @@
-// Host side of one instantiation: tensor maps, workspace, the three launches.
+// Host side of one instantiation: tensor maps, workspace, the launches.
 #pragma once
 
 #include <cuda.h>
@@ -13,6 +13,7 @@
 #include "../schedule/describe.h"
 #include "convert_dq.cuh"
 #include "kernel.cuh"
+#include "kv_parts.cuh"
 #include "launch.h"
 #include "preprocess.cuh"
 
@@ -115,8 +116,10 @@ MainParams main_params(BackwardArgs const& args, int ctas) {
     return tensor_map<Element>(t, args.head_dim, p.seqlen_q, p.heads, p.batch, Config::kTileQ);
   };
   auto const keys = [&](TensorView const& t) {
-    return tensor_map<Element>(t, args.head_dim, p.seqlen_k, p.kv_heads, p.batch, Config::kTileKv);
+    return tensor_map<Element>(t, args.head_dim, p.seqlen_k, p.heads_of_k(), p.batch,
+                               Config::kTileKv);
   };
+  bool const split = p.group_split > 1;
   return {.q = queries(args.q),
           .dout = queries(args.dout),
           .k = keys(args.k),
@@ -137,6 +140,8 @@ MainParams main_params(BackwardArgs const& args, int ctas) {
           .lse_log2 = at<float>(args.workspace, layout.lse_log2),
           .minus_delta = at<float>(args.workspace, layout.minus_delta),
           .dq_accum = at<float>(args.workspace, layout.dq_accum),
+          .dk_parts = split ? at<float>(args.workspace, layout.dk_parts) : nullptr,
+          .dv_parts = split ? at<float>(args.workspace, layout.dv_parts) : nullptr,
           .dq_turns = at<int>(args.workspace, layout.dq_turns),
           .next_ticket = at<int>(args.workspace, layout.next_ticket)};
 }
@@ -214,6 +219,10 @@ void launch_backward(BackwardArgs const& args) {
   config.blockDim = Config::kMmaThreads;
   config.dynamicSmemBytes = 0;
   launch_dependent(convert_dq<Element, Config>, params, config);
+
+  if (args.problem.group_split == 1) return;
+  config.gridDim = static_cast<int>(args.problem.chains() / args.problem.group_split);
+  launch_dependent(sum_kv_parts<Element, Config>, params, config);
 }
 
 }  // namespace dash

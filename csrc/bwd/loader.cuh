@@ -66,12 +66,16 @@ class Loader {
     ring_.advance();
   }
 
+  __device__ int head_of_k(StepDescriptor const& step) const {
+    return step.kv_head / params_.problem.group_split;
+  }
+
   __device__ void load_k(StepDescriptor const& step) {
     int const slot = k_ring_.stage();
     mbarrier_wait(smem_.k_empty[slot], k_ring_.parity() ^ 1, "k_empty");
     mbarrier_arrive_expect_bytes(smem_.k_full[slot], kKvBytes);
     load_tile<Config::kTileKv>(smem_.k[slot], params_.k, smem_.k_full[slot],
-                               step.kv_tile * Config::kTileKv, step.kv_head, step.batch);
+                               step.kv_tile * Config::kTileKv, head_of_k(step), step.batch);
     k_ring_.advance();
   }
 
@@ -79,7 +83,7 @@ class Loader {
     mbarrier_wait(smem_.v_empty, v_parity_ ^ 1, "v_empty");
     mbarrier_arrive_expect_bytes(smem_.v_full, kKvBytes);
     load_tile<Config::kTileKv>(smem_.v, params_.v, smem_.v_full, step.kv_tile * Config::kTileKv,
-                               step.kv_head, step.batch);
+                               head_of_k(step), step.batch);
     v_parity_ ^= 1;
   }
 

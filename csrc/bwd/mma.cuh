@@ -161,7 +161,8 @@ class MmaWarpgroup {
     issue_last_dq(dq);
     // Here, because the stage of dQ is still being read: with nothing to do in between, its release
     // would be waited for.
-    store_kv_gradient<Element, Config>(dv_, 1.f, params_.dv, params_, step, kv_row());
+    store_kv_gradient<Element, Config>(dv_, 1.f, params_.dv, params_.dv_parts, params_, step,
+                                       thread_);
     wgmma_wait<0>();
     auto dK = cute::make_tensor(&dk_[0], P::kv_layout());
     wgmma_fence(dK);
@@ -170,8 +171,8 @@ class MmaWarpgroup {
     arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
     stage_dq(dq);
     hand_over_dq();
-    store_kv_gradient<Element, Config>(dk_, params_.softmax_scale, params_.dk, params_, step,
-                                       kv_row());
+    store_kv_gradient<Element, Config>(dk_, params_.softmax_scale, params_.dk, params_.dk_parts,
+                                       params_, step, thread_);
   }
 
   // dQ of the last step is begun a step late, behind the next S: it keeps the tensor core busy

@@ -27,6 +27,8 @@ struct MainParams {
   float const* lse_log2;     // (q tiles in all, kTileQ), padded rows +inf
   float const* minus_delta;  // likewise, padded rows 0
   float* dq_accum;           // (q tiles in all, kDqTileFloats) in fragment order
+  float* dk_parts;           // (chains, kTileKv · kHeadDim) in fragment order; null: whole groups
+  float* dv_parts;           // likewise
   int* dq_turns;             // (q tiles in all)
   int* next_ticket;
 };

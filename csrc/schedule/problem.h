@@ -11,14 +11,19 @@ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 struct Problem {
   int batch = 0;
   int heads = 0;     // query heads
-  int kv_heads = 0;  // divides heads
+  int kv_heads = 0;  // divides heads; a head of K counts once for each part of its group
   int seqlen_q = 0;
   int seqlen_k = 0;
   bool causal = false;  // bottom-right aligned: query row r sees key columns 0 … r + offset()
   int tile_q = 0;       // query rows a step
   int tile_kv = 0;      // key rows a chain; a multiple of tile_q
 
+  // Query heads that share a head of K may be cut into this many parts, each with chains of its
+  // own: then K has fewer chains than SMs no longer. A schedule sees one KV head for each part.
+  int group_split = 1;
+
   constexpr int group() const { return heads / kv_heads; }  // query heads that share a KV head
+  constexpr int heads_of_k() const { return kv_heads / group_split; }
   constexpr int q_tiles() const { return ceil_div(seqlen_q, tile_q); }
   constexpr int kv_tiles() const { return ceil_div(seqlen_k, tile_kv); }
   constexpr int offset() const { return seqlen_k - seqlen_q; }

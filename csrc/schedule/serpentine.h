@@ -27,27 +27,27 @@ struct Serpentine : OneChainATicket {
 
   static constexpr Refusal why_not(Problem const& p, int) { return unless_causal(p); }
 
+  // KV tiles of one head in flight, which make a block. At least two blocks a head, or no chain
+  // would go up.
+  static constexpr int tiles_abreast(Problem const& p) {
+    int const fair = kTicketsInFlight / p.kv_heads;
+    int const half = ceil_div(p.kv_tiles(), 2);
+    int const wanted = fair < kMinTilesAbreast ? kMinTilesAbreast : fair;
+    return wanted < half ? wanted : half;
+  }
+
   constexpr Chain chain(Ticket ticket, int) const {
     int const n = problem.kv_tiles();
-    HeadBlock const block =
-        block_of(ticket, n, problem.batch * problem.kv_heads, kTicketsInFlight / tiles_abreast());
+    HeadBlock const block = block_of(ticket, n, problem.batch * problem.kv_heads,
+                                     kTicketsInFlight / tiles_abreast(problem));
     int const in_block = ticket - block.first * n;
     return chain_of(problem, block.first + in_block % block.heads, in_block / block.heads);
   }
 
   constexpr Row row(Chain const& c, int position) const {
-    bool const upwards = c.kv_tile / tiles_abreast() % 2 != 0;
+    bool const upwards = c.kv_tile / tiles_abreast(problem) % 2 != 0;
     if (!upwards) return Descending{problem}.row(c, position);
     return {problem.first_q_tile(c.kv_tile) + position, c.kv_tile};
-  }
-
- private:
-  // Of one head in flight. At least two blocks a head, or no chain would go up.
-  constexpr int tiles_abreast() const {
-    int const fair = kTicketsInFlight / problem.kv_heads;
-    int const half = ceil_div(problem.kv_tiles(), 2);
-    int const wanted = fair < kMinTilesAbreast ? kMinTilesAbreast : fair;
-    return wanted < half ? wanted : half;
   }
 };
 

@@ -1,0 +1,106 @@
+"""What ``strategy="auto"`` chooses: an order for each problem, by rules, never by a timing.
+
+The rules see one sequence and the device model, so a gradient does not depend on its neighbours in
+the batch. They come from timings of the kernel on an H200 (docs/schedules.md has them all), TFLOPS,
+head_dim 128:
+
+==================================  =====  ======  =========  ==========  ==========
+problem                             shift  zigzag  staggered  serpentine  descending
+==================================  =====  ======  =========  ==========  ==========
+full, 512                             363                308
+full, 8k                              569                551
+full, 32 heads over 8, 2k             461                561
+causal, 512                                   230        167                      74
+causal, 8k                                    560        528                     301
+causal, 32 heads over 8, 8k                   383        538         541         492
+causal, 28 heads over 4, 8k                   395        518         534         429
+causal, 64 heads over 8, 4k                              462         518         469
+==================================  =====  ======  =========  ==========  ==========
+"""
+
+from __future__ import annotations
+
+from dash.extension import extension
+from dash.support import strategy_reason
+
+# How many steps apart the chains of a shift group may come to a q tile. Four steps of 132 CTAs,
+# with 64 KB each of Q, dO and sums, are 34 MB, and an H200's L2 of 50 MB was seen to hold them
+# (full mask, 16k, head_dim 128: 576 TFLOPS against staggered's 559).
+_SHIFT_MAX_STEPS_APART = 4
+
+# By how many steps the chains of neighbouring KV tiles may differ before staggered's drift costs
+# more than serpentine's blocks: at 8 both are even, at 14 and 16 serpentine is 3 to 12% ahead.
+_STAGGERED_MAX_STEPS = 8
+
+# Groups are split where this many tokens have too few chains for the chip. Parts cost an fp32 write
+# and read of dK and dV each, 5% of a call at 8k and 20% at 1k; too few chains, a multiple of it.
+_TOKENS_AT_ONCE = 8192
+
+
+def choose_group_split(problem: object) -> int:
+    """Into how many parts to cut the q heads of a KV head: 1 unless KV heads are few.
+
+    The fewest parts that give a batch of 8,192 tokens a chain for each SM, with the causal mask
+    two, because its chains are of unequal length. So KV heads are split from three down (causal) or
+    where there is one (full), up to 8k; later where a sequence is longer.
+
+    Args:
+        problem: of one sequence, with whole groups.
+    """
+    chip = extension().TICKETS_IN_FLIGHT
+    wanted = 2 * chip if problem.causal else chip
+    chains = problem.chains * max(1, _TOKENS_AT_ONCE // problem.seqlen_k)
+    divisors = (parts for parts in range(1, problem.group + 1) if problem.group % parts == 0)
+    return next((parts for parts in divisors if chains * parts >= wanted), problem.group)
+
+
+def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
+    """The strategy, by the mask, and by how many q heads share a chain.
+
+    - full mask: shift, or staggered where too few CTAs are resident for shift or where shift would
+      come back to a q tile when L2 has lost it: many q heads to a KV head, or rows beyond 16k;
+    - causal mask, one q head a chain: zigzag, which keeps every SM busy to the end;
+    - causal mask, more of them: staggered, or serpentine where neighbouring chains differ by more
+      than 8 steps, if its blocks fill the chip: at least 128 resident CTAs, and 128 a multiple of
+      the block.
+
+    Args:
+        problem: of one sequence, groups split as they will be.
+        resident_ctas: of the device model.
+
+    Returns:
+        The name and one sentence that says why.
+    """
+    if problem.causal:
+        return _for_causal_mask(problem, resident_ctas)
+    refusal = strategy_reason("shift", problem, resident_ctas)
+    if refusal is not None:
+        return "staggered", f"auto: the full mask, and {refusal}"
+    apart = steps_apart_in_shift(problem)
+    if apart > _SHIFT_MAX_STEPS_APART:
+        return "staggered", (
+            f"auto: the full mask, and shift would come back to a q tile after {apart:.0f} steps, "
+            "when L2 has lost it"
+        )
+    return "shift", "auto: the full mask"
+
+
+def _for_causal_mask(problem: object, resident_ctas: int) -> tuple[str, str]:
+    if problem.group == 1 and problem.group_split == 1:
+        return "zigzag", "auto: the causal mask, a KV head for each q head"
+    if problem.group == 1:
+        return "zigzag", "auto: the causal mask, a chain for each q head"
+    why = f"auto: the causal mask, {problem.group} q heads to a "
+    why += "chain" if problem.group_split > 1 else "KV head"
+    steps = problem.group * problem.tile_kv // problem.tile_q
+    chip = extension().TICKETS_IN_FLIGHT
+    fills = resident_ctas >= chip and chip % extension().serpentine_block(problem) == 0
+    if steps > _STAGGERED_MAX_STEPS and fills:
+        return "serpentine", f"{why}, so that chains differ by {steps} steps"
+    return "staggered", why
+
+
+def steps_apart_in_shift(problem: object) -> float:
+    """Steps between two chains of one of shift's groups at the same q tile, on average."""
+    chains = extension().resident_ctas_needed("shift", problem)
+    return problem.q_tiles / chains * problem.group
