@@ -13,6 +13,7 @@ full, 32 heads over 8, 2k             461                561
 causal, 512                                   230        167                      74
 causal, 8k                                    560        528                     301
 causal, 32 heads over 8, 8k                   383        538         541         492
+causal, 32 heads over 8, 32k                             552         558         571
 causal, 28 heads over 4, 8k                   395        518         534         429
 causal, 64 heads over 8, 4k                              462         518         469
 ==================================  =====  ======  =========  ==========  ==========
@@ -29,8 +30,13 @@ from dash.support import strategy_reason
 _SHIFT_MAX_STEPS_APART = 4
 
 # By how many steps the chains of neighbouring KV tiles may differ before staggered's drift costs
-# more than serpentine's blocks: at 8 both are even, at 14 and 16 serpentine is 3 to 12% ahead.
+# more than serpentine's blocks: at 8 both are even, at 14 and 16 serpentine is 2 to 12% ahead.
+# Where other kernels hold SMs meanwhile it is 7 to 16% behind, which no rule can know.
 _STAGGERED_MAX_STEPS = 8
+
+# KV tiles of one head from which descending, one head at a time, is ahead of staggered: 4% at 192
+# and 256 (32 heads over 8); at 128 between 5% behind (head_dim 64) and 2% ahead.
+_DESCENDING_MIN_KV_TILES = 192
 
 # Groups are split where this many tokens have too few chains for the chip. Parts cost an fp32 write
 # and read of dK and dV each, 5% of a call at 8k and 20% at 1k; too few chains, a multiple of it.
@@ -60,9 +66,9 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
     - full mask: shift, or staggered where too few CTAs are resident for shift or where shift would
       come back to a q tile when L2 has lost it: many q heads to a KV head, or rows beyond 16k;
     - causal mask, one q head a chain: zigzag, which keeps every SM busy to the end;
-    - causal mask, more of them: staggered, or serpentine where neighbouring chains differ by more
-      than 8 steps, if its blocks fill the chip: at least 128 resident CTAs, and 128 a multiple of
-      the block.
+    - causal mask, more of them: staggered, descending from 192 KV tiles on, or serpentine where
+      neighbouring chains differ by more than 8 steps, if its blocks fill the chip: at least 128
+      resident CTAs, and 128 a multiple of the block.
 
     Args:
         problem: of one sequence, groups split as they will be.
@@ -97,6 +103,8 @@ def _for_causal_mask(problem: object, resident_ctas: int) -> tuple[str, str]:
     fills = resident_ctas >= chip and chip % extension().serpentine_block(problem) == 0
     if steps > _STAGGERED_MAX_STEPS and fills:
         return "serpentine", f"{why}, so that chains differ by {steps} steps"
+    if problem.kv_tiles >= _DESCENDING_MIN_KV_TILES:
+        return "descending", f"{why}, {problem.kv_tiles} KV tiles a head"
     return "staggered", why
 
 

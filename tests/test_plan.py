@@ -131,7 +131,7 @@ def test_auto_takes_what_a_small_chip_can_run(resident_ctas, causal) -> None:
         (36, 4, 64, "serpentine"),
     ],
 )
-@pytest.mark.parametrize("seqlen", [512, 8192, 32768])
+@pytest.mark.parametrize("seqlen", [512, 8192, 16384])
 def test_auto_takes_the_orders_that_were_fastest(heads, kv_heads, head_dim, strategy, seqlen):
     p = plan((1, seqlen, heads, head_dim), (1, seqlen, kv_heads, head_dim), causal=True)
     assert p.strategy == strategy
@@ -139,6 +139,21 @@ def test_auto_takes_the_orders_that_were_fastest(heads, kv_heads, head_dim, stra
     shares = f"{heads // kv_heads} q heads to a KV head"
     assert (shares in p.why) == (strategy != "zigzag")
     assert p.group_split == 1
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "heads", "head_dim", "strategy"),
+    [
+        (24448, 16, 128, "staggered"),
+        (24449, 16, 128, "descending"),  # 192 KV tiles
+        (65536, 16, 64, "descending"),
+        (65536, 28, 128, "serpentine"),
+        (65536, 4, 128, "zigzag"),
+    ],
+)
+def test_auto_plays_long_heads_one_at_a_time(seqlen, heads, head_dim, strategy) -> None:
+    p = plan((1, seqlen, heads, head_dim), (1, seqlen, 4, head_dim), causal=True)
+    assert p.strategy == strategy
 
 
 @pytest.mark.parametrize(
