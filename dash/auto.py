@@ -55,7 +55,7 @@ def choose_group_split(problem: object) -> int:
     """
     chip = extension().TICKETS_IN_FLIGHT
     wanted = 2 * chip if problem.causal else chip
-    chains = problem.chains * max(1, _TOKENS_AT_ONCE // problem.seqlen_k)
+    chains = problem.chains * max(1.0, _TOKENS_AT_ONCE / problem.seqlen_k)
     divisors = (parts for parts in range(1, problem.group + 1) if problem.group % parts == 0)
     return next((parts for parts in divisors if chains * parts >= wanted), problem.group)
 

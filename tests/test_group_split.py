@@ -70,6 +70,7 @@ def test_the_binding_checks_the_parts(problem) -> None:
         (8192, 32, 8, True, 1),
         (8192, 28, 4, True, 1),
         (512, 28, 4, True, 1),
+        (5000, 28, 4, True, 1),  # 1.6 sequences of 40 tiles
         (8192, 8, 1, True, 4),  # 64 chains a sequence, wanted 256
         (8192, 8, 1, False, 2),  # wanted 128
         (4096, 8, 1, True, 4),  # two sequences of 32
