@@ -5,9 +5,10 @@
     python -m benchmarks.backward out.csv --providers dash,dash:all     every strategy
     python -m benchmarks.backward out.csv --fa3 .fa3/fa3_baseline.py    FA3 beside them
 
-Every round gives each provider a window, in an order that rotates; the median of the rounds is
-reported, with everything that a reader needs to place it, one CSV row a provider and problem. Time
-needed: problems × providers × rounds × seconds × 1.2. PERFORMANCE.md §5 has the rules.
+Every round gives each provider a window, behind another neighbour each time; the median of the
+rounds is reported, with everything that a reader needs to place it, one CSV row a provider and
+problem. Time needed: problems × providers × rounds × seconds × 1.2. PERFORMANCE.md §5 has the
+rules.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.fa3 import Fa3Error, Fa3Worker
-from benchmarks.measure import Meter, Window, seconds_of_a_call, sustained_window
+from benchmarks.measure import (
+    Meter,
+    Window,
+    seconds_of_a_call,
+    sustained_window,
+    window_orders,
+)
 from benchmarks.providers import Prepared, Provider, Unavailable, find_provider, make_tensors
 from benchmarks.shapes import SEQLENS, Shape, parse_shape, select_shapes
 from dash import _C
@@ -66,9 +73,8 @@ class Bench:
         names = list(windows)
         if not names:
             return
-        for turn in range(self.rounds):
-            first = turn % len(names)
-            for name in names[first:] + names[:first]:
+        for order in window_orders(len(names), self.rounds):
+            for name in (names[place] for place in order):
                 if name in prepared:
                     window = sustained_window(
                         prepared[name].call, self.seconds, lengths[name], self.meter

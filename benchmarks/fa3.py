@@ -100,6 +100,8 @@ def serve(baseline: Path, mode: str) -> None:
     """The worker: measures the problems that come in, one after another."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("XLA_FLAGS", "--xla_gpu_autotune_level=0")
+    # With two GPUs in sight JAX leaves another device current than the one of torch's tensors.
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     spec = importlib.util.spec_from_file_location("fa3_baseline", baseline)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,7 +1,7 @@
 """Sustained windows: time by CUDA events, SM clock and energy by NVML, over a second or more.
 
 Under the power limit a short burst runs at the clock that its neighbour left it, so a window first
-plays an eighth of its calls untimed.
+plays an eighth of its calls untimed, and no provider follows the same neighbour in every round.
 """
 
 from __future__ import annotations
@@ -54,6 +54,20 @@ class Meter:
         if self._nvml is None:
             return float("nan")
         return float(self._nvml.nvmlDeviceGetClockInfo(self._device, self._nvml.NVML_CLOCK_SM))
+
+
+def window_orders(providers: int, rounds: int) -> list[list[int]]:
+    """For each round the order of the providers' windows, by E. J. Williams' design of 1949.
+
+    Over ``providers`` rounds (twice as many where that is odd) each provider comes once (twice) at
+    each place and once (twice) behind each other one. Behind one that draws little power a kernel
+    reads up to 7% faster; a rotated order leaves every provider but one behind the same neighbour.
+    """
+    first = [(i + 1) // 2 if i % 2 else (providers - i // 2) % providers for i in range(providers)]
+    design = [[(place + turn) % providers for place in first] for turn in range(providers)]
+    if providers % 2:
+        design += [order[::-1] for order in design]
+    return [design[turn % len(design)] for turn in range(rounds)] if providers else [[]] * rounds
 
 
 def seconds_of_a_call(call: Call, calls: int = 5) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ pytest.importorskip("typer")
 
 from benchmarks import fa3, summarize
 from benchmarks.kernel_profile import parse_raw_page
+from benchmarks.measure import window_orders
 from benchmarks.shapes import SEQLENS, Shape, grid_shape, parse_shape, select_shapes
 
 CAUSAL_4K = Shape(4, 4096, 16, 16, 128, True)
@@ -41,6 +44,26 @@ def test_ratios_and_estimates() -> None:
     assert "missed" in summarize.cell(
         "causal D128", "fa3_nondet", {CAUSAL_4K: 1.5, grid_shape(512, 128, True): 0.97}
     )
+
+
+@pytest.mark.parametrize("providers", [1, 2, 3, 4, 9, 10])
+def test_every_provider_follows_every_other_equally_often(providers) -> None:
+    whole = providers * (1 + providers % 2)
+    orders = window_orders(providers, whole)
+    assert all(sorted(order) == list(range(providers)) for order in orders)
+    neighbours = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    assert len(neighbours) == providers * (providers - 1)
+    places = Counter(pair for order in orders for pair in enumerate(order))
+    assert len(places) == providers**2
+    assert len(set(neighbours.values())) <= 1
+    assert len(set(places.values())) == 1
+    assert window_orders(providers, 2 * whole + 1)[-1] == orders[0]
+
+
+def test_no_neighbour_twice_in_a_few_rounds() -> None:
+    pairs = [pair for order in window_orders(10, 3) for pair in itertools.pairwise(order)]
+    assert len(set(pairs)) == len(pairs)
+    assert window_orders(0, 2) == [[], []]
 
 
 def test_raw_page_of_ncu() -> None:
