@@ -1,21 +1,21 @@
 """What ``strategy="auto"`` chooses: an order for each problem, by rules, never by a timing.
 
 The rules see one sequence and the device model, so a gradient does not depend on its neighbours in
-the batch. They come from timings of the kernel on an H200 (docs/schedules.md has them all), TFLOPS,
-head_dim 128:
+the batch. They come from timings of the kernel on an H200, TFLOPS, head_dim 128; figures of one row
+are of one run, unmarked rows of benchmarks/results/h200_a772f58.csv:
 
 ==================================  =====  ======  =========  ==========  ==========
 problem                             shift  zigzag  staggered  serpentine  descending
 ==================================  =====  ======  =========  ==========  ==========
-full, 512                             363                308
-full, 8k                              569                551
-full, 32 heads over 8, 2k             461                561
-causal, 512                                   230        167                      74
-causal, 8k                                    560        528                     301
-causal, 32 heads over 8, 8k                   383        538         541         492
-causal, 32 heads over 8, 32k                             552         558         571
-causal, 28 heads over 4, 8k                   395        518         534         429
-causal, 64 heads over 8, 4k                              462         518         469
+full, 512                             398                343
+full, 8k                              583                566
+full, 32 over 8, 2k (2e67e29)         461                561
+causal, 512                                   254        184         238          82
+causal, 8k                                    538        536         513         316
+causal, 32 over 8, 8k                         388        536         552         515
+causal, 32 over 8, 32k (cc29b32)                         552         558         571
+causal, 28 over 4, 8k                         385        500         545         444
+causal, 64 over 8, 4k (d3317c1)                          462         518         469
 ==================================  =====  ======  =========  ==========  ==========
 """
 
