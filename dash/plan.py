@@ -253,6 +253,7 @@ def _chains(strategy: str, problem: object) -> list[tuple[tuple[int, int], list[
     return [((kv_head, kv_tile), rows) for chains in played for _, kv_head, kv_tile, rows in chains]
 
 
+@functools.lru_cache(maxsize=256)
 def _predict(
     strategy: str,
     group_split: int,

@@ -96,6 +96,15 @@ def test_predicted_time_is_near_the_ideal() -> None:
     assert slow > plan((1, 4096, 2, 64), causal=True).predicted_over_ideal
 
 
+def test_a_plan_is_simulated_once(monkeypatch) -> None:
+    p = plan((1, 640, 2, 64), causal=True)
+    first = p.predicted_over_ideal
+    monkeypatch.setattr("dash.schedule.simulate", None)
+    assert p.predicted_over_ideal == first
+    with pytest.raises(TypeError):
+        _ = plan((1, 768, 2, 64), causal=True).predicted_over_ideal
+
+
 # ---- auto ----------------------------------------------------------------------------------------
 
 
