@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from inputs import Inputs
+from inputs import gradients
 from split_cases import SUMS, expected, order_revealing_heads
 
 import dash
@@ -95,14 +95,10 @@ def test_auto_splits_where_kv_heads_are_few(seqlen, heads, kv_heads, causal, par
 # ---- The CPU implementation ----------------------------------------------------------------------
 
 
-def gradients_on_cpu(inputs: Inputs, parts: int) -> tuple[torch.Tensor, ...]:
-    return torch.ops.dash.attention_bwd(*inputs.tensors(), 1.0, False, "ascending", parts)
-
-
 @pytest.mark.parametrize("parts", SUMS)
 def test_parts_are_added_in_ascending_order(parts) -> None:
     inputs = order_revealing_heads(2, 3, 64, torch.bfloat16, CPU)
-    _, dk, dv = gradients_on_cpu(inputs, parts)
+    _, dk, dv = gradients(inputs, "ascending", parts)
     wanted_dk, wanted_dv = expected(inputs, parts)
     assert torch.equal(dk, wanted_dk)
     assert torch.equal(dv, wanted_dv)
