@@ -54,6 +54,17 @@ constexpr HeadBlock block_of(Ticket ticket, int tickets, int all_heads, int bloc
   return {last * block, all_heads - last * block};
 }
 
+// The chain of a ticket when heads are launched in blocks with the tickets of a block interleaved
+// tile by tile, KV tiles ascending. A block has as many heads as leave each of them `tiles_abreast`
+// of the tickets in flight.
+constexpr Chain chain_tile_by_tile(Problem const& problem, Ticket ticket, int tiles_abreast) {
+  int const n = problem.kv_tiles();
+  HeadBlock const block =
+      block_of(ticket, n, problem.batch * problem.kv_heads, kTicketsInFlight / tiles_abreast);
+  int const in_block = ticket - block.first * n;
+  return chain_of(problem, block.first + in_block % block.heads, in_block / block.heads);
+}
+
 struct Row {
   int q_tile;
   int turn;

@@ -16,6 +16,7 @@
 // Acyclic: in a head the turns ascend with the tickets.
 #pragma once
 
+#include "ascending.h"
 #include "descending.h"
 
 namespace dash {
@@ -37,17 +38,12 @@ struct Serpentine : OneChainATicket {
   }
 
   constexpr Chain chain(Ticket ticket, int) const {
-    int const n = problem.kv_tiles();
-    HeadBlock const block = block_of(ticket, n, problem.batch * problem.kv_heads,
-                                     kTicketsInFlight / tiles_abreast(problem));
-    int const in_block = ticket - block.first * n;
-    return chain_of(problem, block.first + in_block % block.heads, in_block / block.heads);
+    return chain_tile_by_tile(problem, ticket, tiles_abreast(problem));
   }
 
   constexpr Row row(Chain const& c, int position) const {
     bool const upwards = c.kv_tile / tiles_abreast(problem) % 2 != 0;
-    if (!upwards) return Descending{problem}.row(c, position);
-    return {problem.first_q_tile(c.kv_tile) + position, c.kv_tile};
+    return upwards ? Ascending{problem}.row(c, position) : Descending{problem}.row(c, position);
   }
 };
 

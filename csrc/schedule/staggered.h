@@ -30,11 +30,7 @@ struct Staggered : OneChainATicket {
   static constexpr Refusal why_not(Problem const&, int) { return {}; }
 
   constexpr Chain chain(Ticket ticket, int) const {
-    int const n = problem.kv_tiles();
-    HeadBlock const block =
-        block_of(ticket, n, problem.batch * problem.kv_heads, kTicketsInFlight / kTilesAbreast);
-    int const in_block = ticket - block.first * n;
-    return chain_of(problem, block.first + in_block % block.heads, in_block / block.heads);
+    return chain_tile_by_tile(problem, ticket, kTilesAbreast);
   }
 
   constexpr Row row(Chain const& c, int position) const {
