@@ -19,6 +19,8 @@ from inputs import (
 from kernel_call import backward_into
 from split_cases import SUMS, expected, order_revealing_heads
 
+from dash import _C
+
 pytestmark = pytest.mark.gpu
 
 SHAPES = [
@@ -77,7 +79,7 @@ def test_split_groups_repeat(shape, strategy, parts) -> None:
     skip_if_refused(shape, strategy)
     inputs = random_inputs(shape)
     first = gradients(inputs, strategy, parts)
-    needs_all = strategy in ("shift", "symmetric_shift")
+    needs_all = _C.is_cyclic(strategy)
     grads = tuple(torch.empty_like(t) for t in first)
     for repeat in range(REPEATS):
         for t in grads:
