@@ -12,16 +12,20 @@ TERMS = (BIG, 1.0, 1.0, -BIG)  # of the four q heads of a group
 SUMS = {1: 0.0, 2: 1.0, 4: 0.0}
 
 
+def signs(kv_heads: int) -> torch.Tensor:
+    """(-1)^h of every KV head h."""
+    return 1.0 - 2.0 * (torch.arange(kv_heads) % 2)
+
+
 def order_revealing_heads(
     batch: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> Inputs:
     """One row and one key, P = 1: a q head's term of dV is in column 0, of -dK in all columns.
 
-    The terms of KV head h are ``TERMS`` times (-1)^h. softmax_scale is 1.
+    The terms of a KV head are ``TERMS`` times its sign. softmax_scale is 1.
     """
     heads = kv_heads * len(TERMS)
-    sign = 1.0 - 2.0 * (torch.arange(kv_heads) % 2)
-    terms = (sign[:, None] * torch.tensor(TERMS)).flatten()
+    terms = (signs(kv_heads)[:, None] * torch.tensor(TERMS)).flatten()
     dout = torch.zeros(batch, 1, heads, head_dim)
     dout[..., 0] = terms[None, None]
     out = torch.zeros_like(dout)
@@ -33,9 +37,8 @@ def order_revealing_heads(
 
 def expected(inputs: Inputs, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """dk and dv of ``order_revealing_heads`` with so many parts."""
-    kv_heads = inputs.k.shape[2]
-    sign = 1.0 - 2.0 * (torch.arange(kv_heads, device=inputs.k.device) % 2)
+    sums = (signs(inputs.v.shape[2]) * SUMS[parts]).to(inputs.v)
     dv = torch.zeros_like(inputs.v)
-    dv[..., 0] = (sign * SUMS[parts]).to(dv.dtype)
-    dk = (-(sign * SUMS[parts])[:, None]).to(dv.dtype).expand(dv.shape)
+    dv[..., 0] = sums
+    dk = -sums[:, None].expand(dv.shape)
     return dk, dv
