@@ -11,7 +11,7 @@ import os
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # each tensor its own block, with its own bounds
 
 import torch
-from inputs import Shape, gradients, random_inputs, strategies_for, with_strategies
+from inputs import Shape, gradients, random_inputs, strategies_for
 
 PROBLEMS = [
     Shape(1, 2, 1, seqlen_q, seqlen_k, head_dim, causal, dtype)
@@ -25,12 +25,13 @@ PROBLEMS = [
 SPLIT = [Shape(2, 4, 1, 200, 300, head_dim, causal) for head_dim in (72, 128) for causal in (0, 1)]
 
 if __name__ == "__main__":
-    calls = [parameter.values for parameter in with_strategies(PROBLEMS)]
-    for shape, strategy in calls:
-        gradients(random_inputs(shape), strategy)
+    calls = [
+        (shape, strategy, parts)
+        for shapes, parts in ((PROBLEMS, 1), (SPLIT, 4))
+        for shape in shapes
+        for strategy in strategies_for(shape)
+    ]
+    for shape, strategy, parts in calls:
+        gradients(random_inputs(shape), strategy, parts)
         torch.cuda.synchronize()
-    split = [(shape, strategy) for shape in SPLIT for strategy in strategies_for(shape)]
-    for shape, strategy in split:
-        gradients(random_inputs(shape), strategy, group_split=4)
-        torch.cuda.synchronize()
-    print(f"{len(calls) + len(split)} calls returned")
+    print(f"{len(calls)} calls returned")
