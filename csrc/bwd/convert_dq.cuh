@@ -7,6 +7,7 @@
 #include "../sm90/turn_lock.cuh"
 #include "dq_fragment.cuh"
 #include "epilogue.cuh"
+#include "fragment_load.cuh"
 #include "params.h"
 
 namespace dash {
@@ -24,14 +25,7 @@ __device__ __forceinline__ void convert_tile(MainParams const& params, int dq_ti
   auto const* const sums =
       reinterpret_cast<float4 const*>(params.dq_accum + int64_t{dq_tile} * Config::kDqTileFloats);
   float x[Fragment::kSize];
-#pragma unroll
-  for (int i = 0; i < Fragment::kSize / 4; ++i) {
-    float4 const part = __ldcs(sums + Fragment::float4_index(threadIdx.x, i));  // the last use
-    x[4 * i] = part.x;
-    x[4 * i + 1] = part.y;
-    x[4 * i + 2] = part.z;
-    x[4 * i + 3] = part.w;
-  }
+  load_fragment<Fragment>(x, sums, threadIdx.x);
   store_fragment(x, params.softmax_scale, head_of<Element>(params.dq, batch, head),
                  params.dq.seq_stride, q_tile * Config::kTileQ + Fragment::row(threadIdx.x),
                  Fragment::column(threadIdx.x), p.seqlen_q, params.head_dim);

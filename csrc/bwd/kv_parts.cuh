@@ -5,6 +5,7 @@
 
 #include "../sm90/grid_dependency.cuh"
 #include "epilogue.cuh"
+#include "fragment_load.cuh"
 #include "params.h"
 
 namespace dash {
@@ -18,16 +19,10 @@ __device__ __forceinline__ void sum_parts(float* parts, float scale, TensorView 
   int64_t const first = int64_t{head} * p.group_split * tiles + kv_tile;
   float sum[Fragment::kSize];
   for (int part = 0; part < p.group_split; ++part) {
-    float4 const* const tile = Fragment::tile(parts, first + int64_t{part} * tiles);
+    float x[Fragment::kSize];
+    load_fragment<Fragment>(x, Fragment::tile(parts, first + int64_t{part} * tiles), threadIdx.x);
 #pragma unroll
-    for (int i = 0; i < Fragment::kSize / 4; ++i) {
-      float4 const x = __ldcs(tile + Fragment::float4_index(threadIdx.x, i));  // the last use
-      bool const store = part == 0;
-      sum[4 * i] = store ? x.x : sum[4 * i] + x.x;
-      sum[4 * i + 1] = store ? x.y : sum[4 * i + 1] + x.y;
-      sum[4 * i + 2] = store ? x.z : sum[4 * i + 2] + x.z;
-      sum[4 * i + 3] = store ? x.w : sum[4 * i + 3] + x.w;
-    }
+    for (int i = 0; i < Fragment::kSize; ++i) sum[i] = part == 0 ? x[i] : sum[i] + x[i];
   }
   store_fragment(sum, scale, head_of<Element>(output, head / p.heads_of_k(), head % p.heads_of_k()),
                  output.seq_stride, kv_tile * Config::kTileKv + Fragment::row(threadIdx.x), 0,
