@@ -18,11 +18,12 @@ __device__ __forceinline__ void sum_parts(float* parts, float scale, TensorView 
   int const tiles = p.kv_tiles();
   int64_t const first = int64_t{head} * p.group_split * tiles + kv_tile;
   float sum[Fragment::kSize];
-  for (int part = 0; part < p.group_split; ++part) {
+  load_fragment<Fragment>(sum, Fragment::tile(parts, first), threadIdx.x);
+  for (int part = 1; part < p.group_split; ++part) {
     float x[Fragment::kSize];
     load_fragment<Fragment>(x, Fragment::tile(parts, first + int64_t{part} * tiles), threadIdx.x);
 #pragma unroll
-    for (int i = 0; i < Fragment::kSize; ++i) sum[i] = part == 0 ? x[i] : sum[i] + x[i];
+    for (int i = 0; i < Fragment::kSize; ++i) sum[i] += x[i];
   }
   store_fragment(sum, scale, head_of<Element>(output, head / p.heads_of_k(), head % p.heads_of_k()),
                  output.seq_stride, kv_tile * Config::kTileKv + Fragment::row(threadIdx.x), 0,
