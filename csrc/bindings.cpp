@@ -167,6 +167,12 @@ int64_t num_tickets(std::string const& name, Problem const& problem) {
                         [](auto const& s) { return s.num_tickets(); });
 }
 
+int num_ctas(std::string const& name, Problem const& problem, int resident) {
+  return visit_schedule(strategy_for(name, problem), problem, [&](auto const& s) {
+    return s.num_ctas(positive("resident_ctas", resident));
+  });
+}
+
 std::vector<ChainOut> ticket(std::string const& name, Problem const& problem, int64_t index) {
   return visit_schedule(strategy_for(name, problem), problem, [&](auto const& s) {
     if (index < 0 || index >= s.num_tickets()) {
@@ -305,6 +311,8 @@ void bind_schedules(py::module_& m) {
         "KV tiles of a head that serpentine plays in one direction.");
   m.attr("TICKETS_IN_FLIGHT") = kTicketsInFlight;
   m.def("num_tickets", &num_tickets, py::arg("strategy"), py::arg("problem"));
+  m.def("num_ctas", &num_ctas, py::arg("strategy"), py::arg("problem"), py::arg("resident_ctas"),
+        "CTAs of the main kernel's grid where this many are resident.");
   m.def("ticket", &ticket, py::arg("strategy"), py::arg("problem"), py::arg("ticket"),
         "The ticket's chains as played: (batch, kv_head, kv_tile, [(q_tile, turn), …]).");
 }

@@ -34,9 +34,15 @@ _SHIFT_MAX_STEPS_APART = 4
 # Where other kernels hold SMs meanwhile it is 7 to 16% behind, which no rule can know.
 _STAGGERED_MAX_STEPS = 8
 
-# KV tiles of one head from which descending, one head at a time, is ahead of staggered: 4% at 192
-# and 256 (32 heads over 8); at 128 between 5% behind (head_dim 64) and 2% ahead.
-_DESCENDING_MIN_KV_TILES = 192
+# Steps of a head's longest chain from which descending, one head at a time, is ahead of staggered
+# if the head fills the chip: 32 heads over 8, by 1 to 4% from 1,024 steps (16k at head_dim 128) on;
+# at 512 it is 5% behind.
+_DESCENDING_MIN_STEPS = 1024
+
+# KV tiles of one head up to which symmetric_shift is ahead of zigzag where a KV tile has two q
+# tiles (head_dim 128): 1 to 6% from 4 to 16 tiles, beyond that even. It is a cooperative launch,
+# which waits for the SMs that other kernels hold, so it must be worth it.
+_SYMMETRIC_MAX_KV_TILES = 16
 
 # Groups are split where this many tokens have too few chains for the chip. Parts cost an fp32 write
 # and read of dK and dV each, 5% of a call at 8k and 20% at 1k; too few chains, a multiple of it.
@@ -65,10 +71,11 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
 
     - full mask: shift, or staggered where too few CTAs are resident for shift or where shift would
       come back to a q tile when L2 has lost it: many q heads to a KV head, or rows beyond 16k;
-    - causal mask, one q head a chain: zigzag, which keeps every SM busy to the end;
-    - causal mask, more of them: staggered, descending from 192 KV tiles on, or serpentine where
-      neighbouring chains differ by more than 8 steps, if its blocks fill the chip: at least 128
-      resident CTAs, and 128 a multiple of the block.
+    - causal mask, one q head a chain: zigzag, which keeps every SM busy to the end, or
+      symmetric_shift up to 16 KV tiles of two q tiles;
+    - causal mask, more of them: staggered; descending where a head has 128 KV tiles and its longest
+      chain 1,024 steps; or serpentine where neighbouring chains differ by more than 8 steps, if its
+      blocks fill the chip: at least 128 resident CTAs, and 128 a multiple of the block.
 
     Args:
         problem: of one sequence, groups split as they will be.
@@ -92,19 +99,24 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
 
 
 def _for_causal_mask(problem: object, resident_ctas: int) -> tuple[str, str]:
-    if problem.group == 1 and problem.group_split == 1:
-        return "zigzag", "auto: the causal mask, a KV head for each q head"
+    whose = "chain" if problem.group_split > 1 else "KV head"
     if problem.group == 1:
-        return "zigzag", "auto: the causal mask, a chain for each q head"
-    why = f"auto: the causal mask, {problem.group} q heads to a "
-    why += "chain" if problem.group_split > 1 else "KV head"
+        why = f"auto: the causal mask, a {whose} for each q head"
+        few = 1 < problem.kv_tiles <= _SYMMETRIC_MAX_KV_TILES
+        if not few or problem.tile_kv == problem.tile_q:
+            return "zigzag", why
+        if strategy_reason("symmetric_shift", problem, resident_ctas) is not None:
+            return "zigzag", why
+        return "symmetric_shift", f"{why}, {problem.kv_tiles} KV tiles a head"
+    why = f"auto: the causal mask, {problem.group} q heads to a {whose}"
     steps = problem.group * problem.tile_kv // problem.tile_q
     chip = extension().TICKETS_IN_FLIGHT
     fills = resident_ctas >= chip and chip % extension().serpentine_block(problem) == 0
     if steps > _STAGGERED_MAX_STEPS and fills:
         return "serpentine", f"{why}, so that chains differ by {steps} steps"
-    if problem.kv_tiles >= _DESCENDING_MIN_KV_TILES:
-        return "descending", f"{why}, {problem.kv_tiles} KV tiles a head"
+    longest = problem.group * problem.q_tiles
+    if problem.kv_tiles >= chip and longest >= _DESCENDING_MIN_STEPS:
+        return "descending", f"{why}, chains of up to {longest} steps"
     return "staggered", why
 
 

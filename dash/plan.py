@@ -97,9 +97,8 @@ class Plan:
         For steps at the pace of an H200. Simulates each step: up to seconds for long problems.
         """
         shapes = self.q_shape, self.kv_shape
-        return _predict(
-            self.strategy, self.group_split, *shapes, self.causal, self.device.resident_ctas
-        )
+        ctas = self.grid, self.device.resident_ctas
+        return _predict(self.strategy, self.group_split, *shapes, self.causal, *ctas)
 
     def __str__(self) -> str:
         mask = "causal, bottom-right" if self.causal else "full"
@@ -210,7 +209,7 @@ def cached_plan(
         tile_kv=problem.tile_kv,
         chains=problem.chains,
         tickets=tickets,
-        grid=min(resident, tickets),
+        grid=extension().num_ctas(name, problem, resident),
         cooperative=extension().is_cyclic(name),
         workspace_bytes=extension().workspace_bytes(problem, q_shape[3]),
         q_shape=q_shape,
@@ -260,6 +259,7 @@ def _predict(
     q_shape: tuple[int, ...],
     kv_shape: tuple[int, ...],
     causal: bool,
+    grid: int,
     resident_ctas: int,
 ) -> float:
     from dash.schedule import H200_KERNEL, H200_MEMORY, Play, simulate  # not for the operator
@@ -267,8 +267,9 @@ def _predict(
     play = Play.of(strategy, make_problem(q_shape, kv_shape, causal, group_split))
     # K, V, dK and dV of a KV tile; a q tile's bytes are the same for both buckets.
     chain = 4 * play.problem.tile_kv * extension().head_dim_bucket(q_shape[3]) * 2
-    machine = H200_KERNEL.with_(sms=resident_ctas, memory=replace(H200_MEMORY, chain=chain))
-    return simulate(play, machine).over_ideal
+    machine = H200_KERNEL.with_(sms=grid, memory=replace(H200_MEMORY, chain=chain))
+    # The ideal is that of the whole chip: SMs that the grid leaves idle count.
+    return simulate(play, machine).over_ideal * resident_ctas / grid
 
 
 def _as_device(device: torch.device | str | int) -> torch.device:

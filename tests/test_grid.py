@@ -7,6 +7,7 @@ other CTAs take other tickets, and each takes more of them.
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_plan_counts_the_ctas_that_the_binding_counts(shape: Shape) -> None:
     problem = make_problem(shape, plan.group_split)
     assert plan.device == DeviceModel(properties.name, resident)
     assert resident % properties.multi_processor_count == 0
-    assert plan.grid == min(resident, _C.num_tickets(plan.strategy, problem))
+    assert plan.grid == _C.num_ctas(plan.strategy, problem, resident)
 
 
 # ---- What needs no GPU ---------------------------------------------------------------------------
@@ -112,6 +113,42 @@ def test_plan_counts_the_ctas_that_the_binding_counts(shape: Shape) -> None:
 @pytest.mark.parametrize(("shape", "strategy"), with_strategies(SHAPES))
 def test_the_shapes_fill_every_grid(shape: Shape, strategy: str) -> None:
     assert _C.num_tickets(strategy, make_problem(shape)) > max(GRIDS)
+
+
+@pytest.mark.parametrize("strategy", _C.strategies())
+@pytest.mark.parametrize("batch", [1, 3, 16])
+@pytest.mark.parametrize("seqlen", [100, 1000, 1024, 5000, 16384])
+@pytest.mark.parametrize("resident", [20, 78, 114, 132])
+def test_the_grid_has_the_rounds_of_all_resident_ctas(strategy, batch, seqlen, resident) -> None:
+    for causal in (False, True):
+        problem = make_problem(Shape(batch, 6, 3, seqlen, seqlen, 128, causal))
+        if _C.why_not(strategy, problem, resident) is not None:
+            continue
+        tickets = _C.num_tickets(strategy, problem)
+        most = min(resident, tickets)
+        grid = _C.num_ctas(strategy, problem, resident)
+        if strategy != "shift":
+            assert grid == most
+            continue
+        group = _C.resident_ctas_needed(strategy, problem)
+        assert group <= grid <= most
+        assert math.ceil(tickets / grid) == math.ceil(tickets / most)
+        if grid < most:
+            assert grid % group == 0
+            assert grid == group or math.ceil(tickets / (grid - group)) > math.ceil(tickets / grid)
+
+
+def test_the_grid_of_a_full_mask_leaves_out_what_saves_no_round() -> None:
+    problem = make_problem(Shape(16, 16, 16, 1024, 1024, 128))  # 2,048 chains, groups of 8
+    assert [_C.num_ctas("shift", problem, n) for n in (132, 128, 127, 114, 8)] == [
+        128,
+        128,
+        127,  # 17 rounds: 121 would do, but 128 are not there
+        114,
+        8,
+    ]
+    with pytest.raises(ValueError, match="resident_ctas must be positive, got 0"):
+        _C.num_ctas("shift", problem, 0)
 
 
 @pytest.mark.parametrize("strategy", [s for s in _C.strategies() if _C.is_cyclic(s)])

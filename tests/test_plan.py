@@ -41,7 +41,7 @@ def test_plan_says_what_the_binding_says(strategy, causal, head_dim, batch, kv_h
     assert p.tickets == _C.num_tickets(p.strategy, problem)
     assert p.cooperative == _C.is_cyclic(p.strategy)
     assert p.workspace_bytes == _C.workspace_bytes(problem, head_dim)
-    assert p.grid == min(132, p.tickets)
+    assert p.grid == _C.num_ctas(p.strategy, problem, 132)
     assert p.device == DeviceModel("model of an H200", 132)
     assert set(p.alternatives) == {
         s for s in _C.strategies() if s != p.strategy and _C.why_not(s, problem, 132) is None
@@ -140,7 +140,7 @@ def test_auto_takes_what_a_small_chip_can_run(resident_ctas, causal) -> None:
         (36, 4, 64, "serpentine"),
     ],
 )
-@pytest.mark.parametrize("seqlen", [512, 8192, 16384])
+@pytest.mark.parametrize("seqlen", [4096, 8192, 12288])
 def test_auto_takes_the_orders_that_were_fastest(heads, kv_heads, head_dim, strategy, seqlen):
     p = plan((1, seqlen, heads, head_dim), (1, seqlen, kv_heads, head_dim), causal=True)
     assert p.strategy == strategy
@@ -153,9 +153,10 @@ def test_auto_takes_the_orders_that_were_fastest(heads, kv_heads, head_dim, stra
 @pytest.mark.parametrize(
     ("seqlen", "heads", "head_dim", "strategy"),
     [
-        (24448, 16, 128, "staggered"),
-        (24449, 16, 128, "descending"),  # 192 KV tiles
-        (65536, 16, 64, "descending"),
+        (16320, 16, 128, "staggered"),  # 128 KV tiles, but chains of up to 4 · 255 steps
+        (16321, 16, 128, "descending"),  # of 4 · 256
+        (32640, 16, 64, "staggered"),
+        (32641, 16, 64, "descending"),
         (65536, 28, 128, "serpentine"),
         (65536, 4, 128, "zigzag"),
     ],
@@ -163,6 +164,29 @@ def test_auto_takes_the_orders_that_were_fastest(heads, kv_heads, head_dim, stra
 def test_auto_plays_long_heads_one_at_a_time(seqlen, heads, head_dim, strategy) -> None:
     p = plan((1, seqlen, heads, head_dim), (1, seqlen, 4, head_dim), causal=True)
     assert p.strategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("seqlens", "heads", "head_dim", "resident_ctas", "strategy"),
+    [
+        ((512, 512), 8, 128, 132, "symmetric_shift"),
+        ((2048, 2048), 8, 128, 132, "symmetric_shift"),  # 16 KV tiles
+        ((2049, 2049), 8, 128, 132, "zigzag"),
+        ((129, 129), 8, 104, 132, "symmetric_shift"),
+        ((128, 128), 8, 128, 132, "zigzag"),  # one KV tile waits for nobody
+        ((512, 512), 8, 64, 132, "zigzag"),  # a KV tile has one q tile
+        ((512, 640), 8, 128, 132, "zigzag"),  # symmetric_shift wants a square
+        ((2048, 2048), 8, 128, 8, "symmetric_shift"),
+        ((2048, 2048), 8, 128, 7, "zigzag"),  # and its 8 tickets resident
+    ],
+)
+def test_auto_takes_symmetric_shift_where_tiles_are_few(
+    seqlens, heads, head_dim, resident_ctas, strategy
+) -> None:
+    shapes = ((1, seqlen, heads, head_dim) for seqlen in seqlens)
+    name, why = choose_strategy(make_problem(*shapes, True), resident_ctas)
+    assert name == strategy
+    assert why.startswith("auto: the causal mask, a KV head for each q head")
 
 
 @pytest.mark.parametrize(

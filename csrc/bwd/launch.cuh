@@ -4,7 +4,6 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 #include <string>
@@ -128,7 +127,7 @@ MainParams main_params(BackwardArgs const& args, int ctas) {
           .strategy = args.strategy,
           .cyclic = schedule.cyclic(),
           .num_tickets = schedule.num_tickets(),
-          .num_ctas = std::min(schedule.num_tickets(), ctas),
+          .num_ctas = schedule.num_ctas(ctas),
           .q_tiles = p.q_tiles(),
           .group = p.group(),
           .head_dim = args.head_dim,

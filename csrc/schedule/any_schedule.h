@@ -23,6 +23,9 @@ class AnySchedule {
   constexpr Ticket num_tickets() const {
     return ask([](auto const& s) { return s.num_tickets(); });
   }
+  constexpr int num_ctas(int resident_ctas) const {
+    return ask([&](auto const& s) { return s.num_ctas(resident_ctas); });
+  }
   constexpr int num_chains(Ticket ticket) const {
     return ask([&](auto const& s) { return s.num_chains(ticket); });
   }

@@ -90,11 +90,17 @@ constexpr Refusal unless_causal(Problem const& p) {
   return p.causal ? Refusal{} : Refusal{Refusal::Reason::kNeedsCausalMask};
 }
 
+// The grid of a launch: the CTAs that can be resident, as far as there are tickets for them.
+constexpr int ctas_for(Ticket tickets, int resident_ctas) {
+  return tickets < resident_ctas ? tickets : resident_ctas;
+}
+
 // What schedules share whose every ticket is one chain, which visits all the rows that see it.
 struct OneChainATicket {
   Problem problem;
 
   constexpr Ticket num_tickets() const { return static_cast<Ticket>(problem.chains()); }
+  constexpr int num_ctas(int resident_ctas) const { return ctas_for(num_tickets(), resident_ctas); }
   constexpr int num_chains(Ticket) const { return 1; }
   constexpr int num_rows(Chain const& c) const {
     return problem.q_tiles() - problem.first_q_tile(c.kv_tile);
@@ -115,9 +121,10 @@ concept Schedule = requires(S const s, Problem const p, Chain const c, Ticket ti
   { S::why_not(p, /*resident_ctas=*/i) } -> std::same_as<Refusal>;
   { S{p} };
   { s.num_tickets() } -> std::same_as<Ticket>;
-  { s.num_chains(ticket) } -> std::same_as<int>;      // chains in this ticket
-  { s.chain(ticket, i) } -> std::same_as<Chain>;      // the i-th of them
-  { s.num_rows(c) } -> std::same_as<int>;             // q tiles this chain visits
+  { s.num_ctas(/*resident_ctas=*/i) } -> std::same_as<int>;  // of the grid: changes no bits
+  { s.num_chains(ticket) } -> std::same_as<int>;             // chains in this ticket
+  { s.chain(ticket, i) } -> std::same_as<Chain>;             // the i-th of them
+  { s.num_rows(c) } -> std::same_as<int>;                    // q tiles this chain visits
   { s.row(c, /*position=*/i) } -> std::same_as<Row>;  // the q tile at a position, and its turn
 };
 

@@ -38,6 +38,17 @@ struct Shift : OneChainATicket {
     return {};
   }
 
+  // All tickets are equally long, so the launch takes whole rounds of the grid. The smallest grid
+  // with as few rounds as the largest is as fast by count, and what it leaves idle is clock won
+  // under the power limit; a multiple of the group, and no group straddles two rounds.
+  constexpr int num_ctas(int resident_ctas) const {
+    int const most = ctas_for(num_tickets(), resident_ctas);
+    int const rounds = (num_tickets() - 1) / most + 1;
+    int const group = group_size(problem);
+    int const fewest = ceil_div((num_tickets() - 1) / rounds + 1, group) * group;
+    return fewest < most ? fewest : most;
+  }
+
   // By blocks of heads that fill the chip: group 0 of every head of the block, then group 1 of
   // every head, …, so that a group finds its predecessor in the same head finished.
   constexpr Chain chain(Ticket ticket, int) const {

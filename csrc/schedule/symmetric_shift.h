@@ -43,6 +43,8 @@ struct SymmetricShift {
 
   constexpr Ticket num_tickets() const { return problem.batch * problem.kv_heads * wide(); }
 
+  constexpr int num_ctas(int resident_ctas) const { return ctas_for(num_tickets(), resident_ctas); }
+
   constexpr int num_chains(Ticket ticket) const { return ticket % wide() < half() ? 2 : 1; }
 
   constexpr Chain chain(Ticket ticket, int part) const {
