@@ -7,7 +7,7 @@
 
 Every round gives each provider a window, behind another neighbour each time; the median of the
 rounds is reported, with everything that a reader needs to place it, one CSV row a provider and
-problem. Time needed: problems × providers × rounds × seconds × 1.2. PERFORMANCE.md §5 has the
+problem. Time needed: problems × providers × rounds × seconds × 1.4. PERFORMANCE.md §5 has the
 rules.
 """
 

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
-from benchmarks.measure import Meter, Window
+from benchmarks.measure import WARM_UP, Meter, Window
 from benchmarks.shapes import Shape
 
 HEAD_DIM = 128  # all that the wheel's FFI target was built for here
@@ -153,7 +153,7 @@ def window_of(play: object, seconds: float, meter: Meter) -> Window:
             grads = play()
         return grads
 
-    warm_up = time.perf_counter() + seconds / 8
+    warm_up = time.perf_counter() + seconds * WARM_UP
     jax.block_until_ready(batch())
     while time.perf_counter() < warm_up:
         jax.block_until_ready(batch())

@@ -1,7 +1,7 @@
 """Sustained windows: time by CUDA events, SM clock and energy by NVML, over a second or more.
 
 Under the power limit a short burst runs at the clock that its neighbour left it, so a window first
-plays an eighth of its calls untimed, and no provider follows the same neighbour in every round.
+plays a quarter of its length untimed, and no provider follows the same neighbour in every round.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 
 Call = Callable[[], tuple[torch.Tensor, ...]]
+
+WARM_UP = 0.25  # of a window's length, played before it
 
 POISON = 0xFF  # NaN in bf16, fp16 and fp32
 
@@ -90,7 +92,7 @@ def synchronize() -> None:
 def sustained_window(call: Call, seconds: float, a_call: float, meter: Meter) -> Window:
     """Plays ``call`` for ``seconds``, where one call takes about ``a_call`` seconds."""
     calls = max(4, round(seconds / a_call))
-    for _ in range(calls // 8):
+    for _ in range(round(calls * WARM_UP)):
         call()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     synchronize()
