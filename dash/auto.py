@@ -2,21 +2,23 @@
 
 The rules see one sequence and the device model, so a gradient does not depend on its neighbours in
 the batch. They come from timings of the kernel on an H200, TFLOPS, head_dim 128; figures of one row
-are of one run, unmarked rows of benchmarks/results/h200_a772f58.csv:
+are of one run, unmarked rows of benchmarks/results/h200_9f6b3b7.csv:
 
-==================================  =====  ======  =========  ==========  ==========
-problem                             shift  zigzag  staggered  serpentine  descending
-==================================  =====  ======  =========  ==========  ==========
-full, 512                             398                343
-full, 8k                              583                566
-full, 32 over 8, 2k (2e67e29)         461                561
-causal, 512                                   254        184         238          82
-causal, 8k                                    538        536         513         316
-causal, 32 over 8, 8k                         388        536         552         515
-causal, 32 over 8, 32k (cc29b32)                         552         558         571
-causal, 28 over 4, 8k                         385        500         545         444
-causal, 64 over 8, 4k (d3317c1)                          462         518         469
-==================================  =====  ======  =========  ==========  ==========
+================================  =====  =========  ======  =========  ==========  ==========
+problem                           shift  symmetric  zigzag  staggered  serpentine  descending
+================================  =====  =========  ======  =========  ==========  ==========
+full, 512                           385                           333
+full, 8k                            562                           557
+full, 32 over 8, 2k (2e67e29)       461                           561
+causal, 512                                    257     246        186         235          81
+causal, 1k                                     363     353        314         308          63
+causal, 8k                                     546     556        535         505         312
+causal, 1k, head_dim 64                        315     327        178         223          21
+causal, 32 over 8, 8k                          476     394        539         525         503
+causal, 32 over 8, 32k (cc29b32)                                  552         558         571
+causal, 28 over 4, 8k                          393     392        512         534         436
+causal, 64 over 8, 4k (d3317c1)                                   462         518         469
+================================  =====  =========  ======  =========  ==========  ==========
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ _SHIFT_MAX_STEPS_APART = 4
 _STAGGERED_MAX_STEPS = 8
 
 # Steps of a head's longest chain from which descending, one head at a time, is ahead of staggered
-# if the head fills the chip: 32 heads over 8, by 1 to 4% from 1,024 steps (16k at head_dim 128) on;
-# at 512 it is 5% behind.
+# if the head fills the chip: 32 heads over 8, at 1,024 steps (16k at head_dim 128) between 4% ahead
+# and 2% behind in four runs, at 2,048 by 3%; at 512 it is 5% behind.
 _DESCENDING_MIN_STEPS = 1024
 
 # KV tiles of one head up to which symmetric_shift is ahead of zigzag where a KV tile has two q
-# tiles (head_dim 128): 1 to 6% from 4 to 16 tiles, beyond that even. It is a cooperative launch,
-# which waits for the SMs that other kernels hold, so it must be worth it.
+# tiles (head_dim 128): 1 to 6% from 4 to 16 tiles, beyond that within 3% of it. Its launch is
+# cooperative and waits for SMs that other kernels hold, so it must be worth that.
 _SYMMETRIC_MAX_KV_TILES = 16
 
 # Groups are split where this many tokens have too few chains for the chip. Parts cost an fp32 write
