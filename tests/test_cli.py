@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from rich.console import Console
 from typer.testing import CliRunner
 
 import dash
@@ -19,8 +21,10 @@ from dash import _C
 from dash.cli import app
 from dash.cli.accuracy import judge
 from dash.cli.problem import Shape, make_inputs
-from dash.cli.providers import deterministic_algorithms
+from dash.cli.providers import Provider, deterministic_algorithms
 from dash.cli.repeats import digest, repeat
+from dash.cli.report import timing_table
+from dash.cli.timing import Timed
 from dash.device import default_device
 from dash.extension import ExtensionMissingError
 
@@ -123,6 +127,15 @@ def times_of(text: str) -> dict[str, tuple[float, float]]:
         if len(cells) > 6 and (cells[1] in RIVALS or cells[1].startswith("dash ")):
             times[cells[1]] = float(cells[3]), float(cells[5])
     return times
+
+
+@pytest.mark.parametrize("strategy", _C.strategies())
+def test_the_timing_table_keeps_a_kernels_name_on_one_line(strategy) -> None:
+    names = f"dash {strategy}", *RIVALS
+    results = [Timed(Provider(name, True, tuple), [12.345, 12.345], True) for name in names]
+    output = Console(width=80, file=io.StringIO())
+    output.print(timing_table(results, SMALL))
+    assert times_of(output.file.getvalue()).keys() == set(names)
 
 
 @pytest.mark.gpu

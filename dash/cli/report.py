@@ -55,7 +55,7 @@ def repeats_line(repeats: Repeats) -> str:
 def timing_table(results: list[Timed], shape: Shape) -> Table:
     """Time, TFLOPS and speed relative to the first row, which is dash."""
     table = Table(title=f"Backward pass, {shape}", title_justify="left")
-    table.add_column("kernel")
+    table.add_column("kernel", no_wrap=True)
     for column in ("repeats bitwise", "ms", "spread", "TFLOPS", "time / dash"):
         table.add_column(column, justify="right")
     for timed in results:
