@@ -96,6 +96,12 @@ def test_predicted_time_is_near_the_ideal() -> None:
     assert slow > plan((1, 4096, 2, 64), causal=True).predicted_over_ideal
 
 
+def test_sms_that_the_grid_leaves_idle_count_in_the_prediction() -> None:
+    p = plan((133, 128, 1, 128), causal=False)  # a chain more than SMs: two rounds
+    assert (p.strategy, p.grid) == ("shift", 67)
+    assert 1.9 < p.predicted_over_ideal < 3.0
+
+
 def test_a_plan_is_simulated_once(monkeypatch) -> None:
     p = plan((1, 640, 2, 64), causal=True)
     first = p.predicted_over_ideal
