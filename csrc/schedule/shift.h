@@ -39,8 +39,8 @@ struct Shift : OneChainATicket {
   }
 
   // All tickets are equally long, so the launch takes whole rounds of the grid. The smallest grid
-  // with as few rounds as the largest is as fast by count, and what it leaves idle is clock won
-  // under the power limit; a multiple of the group, and no group straddles two rounds.
+  // with as few rounds as the largest is as fast by count, and up to 5% faster on the chip
+  // (docs/performance.md); as a multiple of the group it lets no group straddle two rounds.
   constexpr int num_ctas(int resident_ctas) const {
     int const most = ctas_for(num_tickets(), resident_ctas);
     int const rounds = (num_tickets() - 1) / most + 1;
