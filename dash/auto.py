@@ -104,12 +104,10 @@ def _for_causal_mask(problem: object, resident_ctas: int) -> tuple[str, str]:
     whose = "chain" if problem.group_split > 1 else "KV head"
     if problem.group == 1:
         why = f"auto: the causal mask, a {whose} for each q head"
-        few = 1 < problem.kv_tiles <= _SYMMETRIC_MAX_KV_TILES
-        if not few or problem.tile_kv == problem.tile_q:
-            return "zigzag", why
-        if strategy_reason("symmetric_shift", problem, resident_ctas) is not None:
-            return "zigzag", why
-        return "symmetric_shift", f"{why}, {problem.kv_tiles} KV tiles a head"
+        few = problem.tile_kv > problem.tile_q and 1 < problem.kv_tiles <= _SYMMETRIC_MAX_KV_TILES
+        if few and strategy_reason("symmetric_shift", problem, resident_ctas) is None:
+            return "symmetric_shift", f"{why}, {problem.kv_tiles} KV tiles a head"
+        return "zigzag", why
     why = f"auto: the causal mask, {problem.group} q heads to a {whose}"
     steps = problem.group * problem.tile_kv // problem.tile_q
     chip = extension().TICKETS_IN_FLIGHT
