@@ -7,7 +7,7 @@
 #include "../sm90/turn_lock.cuh"
 #include "dq_fragment.cuh"
 #include "epilogue.cuh"
-#include "fragment_load.cuh"
+#include "fragment_order.cuh"
 #include "params.h"
 
 namespace dash {

@@ -1,6 +1,7 @@
 // The end of a chain: dK and dV leave the registers.
 #pragma once
 
+#include "fragment_order.cuh"
 #include "fragment_store.cuh"
 #include "kv_fragment.cuh"
 #include "params.h"
@@ -24,11 +25,8 @@ __device__ __forceinline__ void store_kv_gradient(float const (&gradient)[kSize]
   Problem const& p = params.problem;
   if (parts != nullptr) {
     int const head = step.batch * p.kv_heads + step.kv_head;
-    float4* const tile = Fragment::tile(parts, int64_t{head} * p.kv_tiles() + step.kv_tile);
-#pragma unroll
-    for (int i = 0; i < Fragment::kSize / 4; ++i)
-      tile[Fragment::float4_index(mma_thread, i)] = make_float4(
-          gradient[4 * i], gradient[4 * i + 1], gradient[4 * i + 2], gradient[4 * i + 3]);
+    int64_t const chain = int64_t{head} * p.kv_tiles() + step.kv_tile;
+    keep_fragment<Fragment>(Fragment::tile(parts, chain), gradient, mma_thread);
     return;
   }
   store_fragment(gradient, scale, head_of<Element>(output, step.batch, step.kv_head),

@@ -5,7 +5,7 @@
 
 #include "../sm90/grid_dependency.cuh"
 #include "epilogue.cuh"
-#include "fragment_load.cuh"
+#include "fragment_order.cuh"
 #include "params.h"
 
 namespace dash {

@@ -14,6 +14,7 @@
 #include "barriers.h"
 #include "dq_fragment.cuh"
 #include "epilogue.cuh"
+#include "fragment_order.cuh"
 #include "mask.h"
 #include "products.cuh"
 #include "shared_storage.h"
@@ -199,11 +200,7 @@ class MmaWarpgroup {
     if (count_ >= 2)
       mbarrier_wait(smem_.dq_empty[slot_of<Config::kDqWriters>(count_ - 2)],
                     parity_of<Config::kDqWriters>(count_ - 2), "dq_empty");
-    float4* const staged = reinterpret_cast<float4*>(smem_.dq);
-#pragma unroll
-    for (int i = 0; i < P::kDqFragment / 4; ++i)
-      staged[DqFragment<Config>::float4_index(thread_, i)] =
-          make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    keep_fragment<DqFragment<Config>>(reinterpret_cast<float4*>(smem_.dq), dq, thread_);
   }
 
   __device__ __forceinline__ void hand_over_dq() {
