@@ -37,14 +37,14 @@ __device__ __forceinline__ void bulk_wait_complete() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// Orders this thread's generic-proxy accesses against the async proxy's (copy engine, wgmma), all
-// state spaces.
-__device__ __forceinline__ void fence_proxy_async() {
-  asm volatile("fence.proxy.async;" ::: "memory");
+// Orders this thread's generic-proxy accesses to global memory against the async proxy's (copy
+// engine). Without the state space the compiler adds a MEMBAR.ALL.GPU, 900 to 1,600 cycles here.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// The same for shared memory only: what every thread that wrote shared memory owes before a barrier
-// that lets wgmma or the copy engine read it.
+// The same for shared memory (copy engine, wgmma): what every thread that wrote shared memory owes
+// before a barrier that lets wgmma or the copy engine read it.
 __device__ __forceinline__ void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -4,9 +4,10 @@
 //
 // Guarantee: what the holder of turn t wrote through the copy engine and waited for with
 // bulk_wait_complete() happens before anything the holder of turn t + 1 issues after wait_turn().
-//   pass_turn: fence.proxy.async orders the completed bulk writes before the release.
-//   wait_turn: the acquire pairs with that release; fence.proxy.async orders it before the bulk
+//   pass_turn: the proxy fence orders the completed bulk writes before the release.
+//   wait_turn: the acquire pairs with that release; the proxy fence orders it before the bulk
 //              operations that follow, which use the async proxy.
+// Sums and counters are global, so fences of the global state space are enough.
 // Both are called by the one thread that issues the bulk operations. wait_last_turn is for whoever
 // reads the finished sum by ordinary loads: its acquire pairs with the last pass_turn.
 #pragma once
@@ -31,7 +32,7 @@ __device__ __forceinline__ void wait_turn(int const* turn_counter, int turn) {
     watchdog.check();
   } while (now != turn);
 #endif
-  fence_proxy_async();
+  fence_proxy_async_global();
 }
 
 __device__ __forceinline__ void wait_last_turn(int const* turn_counter, int turns) {
@@ -46,7 +47,7 @@ __device__ __forceinline__ void wait_last_turn(int const* turn_counter, int turn
 }
 
 __device__ __forceinline__ void pass_turn(int* turn_counter, int next_turn) {
-  fence_proxy_async();
+  fence_proxy_async_global();
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(turn_counter), "r"(next_turn)
                : "memory");
 }
