@@ -71,10 +71,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     MmaWarpgroup<Element, Config>(smem, params, threadIdx.x - kWarpgroup).run();
   } else {
     release_registers_down_to<Config::kServiceRegisters>();
-    if (!one_lane) return;
-    if (role == Role::kPlanner)
+    if (role == Role::kPlanner) {
       Planner<Element, Config>(smem, params).run(blockIdx.x);
-    else if (role == Role::kLoader)
+      return;
+    }
+    if (!one_lane) return;
+    if (role == Role::kLoader)
       Loader<Element, Config>(smem, params).run();
     else if (role == Role::kDqWriter)
       write_dq<Element, Config>(smem, params, warp - kFirstDqWriter);

@@ -1,6 +1,9 @@
-// The planner: one thread that takes tickets, asks the schedule, and writes step descriptors. The
+// The planner: one warp that takes tickets, asks the schedule, and writes step descriptors. The
 // only code of the kernel that knows a strategy. A warp of its own, so that the schedule's state
 // costs no other role a register and its divisions no load a delay.
+//
+// A row is up to nine divisions, 2,500 cycles for a lone thread, and a step of the MMA warpgroups
+// takes 3,400. So each lane asks for a row of its own, and the first lane posts them.
 #pragma once
 
 #include "../schedule/any_schedule.h"
@@ -15,18 +18,24 @@ class Planner {
   using Storage = SharedStorage<Element, Config>;
 
   __device__ Planner(Storage& smem, MainParams const& params)
-      : smem_(smem), params_(params), schedule_(params.strategy, params.problem) {}
+      : smem_(smem),
+        state_(smem.planner),
+        params_(params),
+        schedule_(params.strategy, params.problem) {}
 
   __device__ void run(int cta) {
-    smem_.planned_ticket = cta - params_.num_ctas;
+    if (first_lane()) {
+      state_.ticket = cta - params_.num_ctas;
+      state_.posted = 0;
+    }
     while (take_ticket()) {
       int part = 0;
       do {
-        smem_.planned_chain = schedule_.chain(smem_.planned_ticket, part);
-        plan(smem_.planned_chain);
-        part = smem_.planned_chain.part + 1;
-      } while (part < schedule_.num_chains(smem_.planned_ticket));
+        plan_chain(part);
+        part = state_.chain.part + 1;
+      } while (part < schedule_.num_chains(state_.ticket));
     }
+    if (!first_lane()) return;
     // The MMA warpgroups stop at the first end; every dQ writer needs one in a stage of its own.
     for (int w = 0; w < Config::kDqWriters; ++w) post({.flags = kEndOfWork});
   }
@@ -37,26 +46,58 @@ class Planner {
   // one group; tickets dealt out round robin never are, because a group has at most num_ctas of
   // them.
   __device__ bool take_ticket() {
-    Ticket const ticket = params_.cyclic ? smem_.planned_ticket + params_.num_ctas
-                                         : atomicAdd(params_.next_ticket, 1);
-    smem_.planned_ticket = ticket;
-    return ticket < params_.num_tickets;
+    __syncwarp();
+    if (first_lane())
+      state_.ticket =
+          params_.cyclic ? state_.ticket + params_.num_ctas : atomicAdd(params_.next_ticket, 1);
+    __syncwarp();
+    return state_.ticket < params_.num_tickets;
   }
 
-  // Ticket, chain and position stay in shared memory: 24 registers do not hold them (24 bytes of
-  // spill), and the barrier in post() makes the compiler read them again at each use.
-  __device__ void plan(Chain const& chain) {
-    Problem const& p = params_.problem;
-    int const rows = schedule_.num_rows(chain);
-    int& position = smem_.planned_position;
-    for (position = 0; position < rows; ++position) {
-      Row const row = schedule_.row(chain, position);
-      int flags = step_needs_mask(p, row.q_tile, chain.kv_tile) ? kMasked : 0;
-      if (position == 0) flags |= kFirstOfChain;
+  __device__ void plan_chain(int part) {
+    Chain const chain = schedule_.chain(state_.ticket, part);
+    int const num_rows = schedule_.num_rows(chain);
+    __syncwarp();  // all lanes have read what the first one overwrites
+    if (first_lane()) {
+      state_.chain = chain;
+      state_.num_rows = num_rows;
+      state_.position = 0;
+    }
+    __syncwarp();
+    while (state_.position < state_.num_rows) {
+      ask_for_rows();
+      __syncwarp();
+      if (first_lane()) {
+        post_rows();
+        state_.position += kWarp;
+      }
+      __syncwarp();
+    }
+  }
+
+  __device__ void ask_for_rows() {
+    int const position = state_.position + threadIdx.x % kWarp;
+    if (position >= state_.num_rows) return;
+    Row const row = schedule_.row(state_.chain, position);
+    int flags = step_needs_mask(params_.problem, row.q_tile, state_.chain.kv_tile) ? kMasked : 0;
+    if (position == 0) flags |= kFirstOfChain;
+    if (position == state_.num_rows - 1) flags |= kLastOfChain;
+    state_.rows[threadIdx.x % kWarp] = {row, flags};
+  }
+
+  // One step for each head of the group, heads innermost. What a step needs is read from shared
+  // memory anew, because it has passed a barrier: that spares registers.
+  __device__ void post_rows() {
+    Chain const& chain = state_.chain;
+    for (int i = 0; i < kWarp; ++i) {
       for (int member = 0; member < params_.group; ++member) {
-        if (position == rows - 1 && member == params_.group - 1) flags |= kLastOfChain;
+        auto const& [row, flags_of_row] = state_.rows[i];
+        int flags = flags_of_row;
+        if (member > 0) flags &= ~kFirstOfChain;
+        if (member < params_.group - 1) flags &= ~kLastOfChain;
         int const head = chain.kv_head * params_.group + member;
-        post({.dq_tile = (chain.batch * p.heads + head) * params_.q_tiles + row.q_tile,
+        int const heads_before = chain.batch * params_.problem.heads + head;
+        post({.dq_tile = heads_before * params_.q_tiles + row.q_tile,
               .turn = row.turn,
               .flags = flags,
               .q_tile = row.q_tile,
@@ -64,23 +105,26 @@ class Planner {
               .kv_head = chain.kv_head,
               .batch = chain.batch,
               .head = head});
-        flags &= ~kFirstOfChain;
       }
+      if (state_.rows[i].flags & kLastOfChain) return;
     }
   }
 
   __device__ void post(StepDescriptor const& step) {
-    int const slot = ring_.stage();
-    mbarrier_wait(smem_.plan_empty[slot], ring_.parity() ^ 1, "plan_empty");
+    uint32_t const count = state_.posted++;
+    int const slot = slot_of<Config::kPlannedSteps>(count);
+    uint32_t const parity = parity_of<Config::kPlannedSteps>(count) ^ 1;
+    mbarrier_wait(smem_.plan_empty[slot], parity, "plan_empty");
     smem_.plan[slot] = step;
     mbarrier_arrive(smem_.plan_full[slot]);
-    ring_.advance();
   }
 
+  __device__ static bool first_lane() { return threadIdx.x % kWarp == 0; }
+
   Storage& smem_;
+  PlannerState& state_;
   MainParams const& params_;
   AnySchedule schedule_;
-  Ring<Config::kPlannedSteps> ring_;
 };
 
 }  // namespace dash

@@ -7,6 +7,19 @@
 
 namespace dash {
 
+// The planner's own: 24 registers a lane do not hold it, and all lanes of its warp read it.
+struct PlannerState {
+  Ticket ticket;
+  Chain chain;
+  int num_rows;  // of the chain
+  int position;  // of the first row below
+  struct PlannedRow {
+    Row row;
+    int flags;
+  } rows[kWarp];
+  uint32_t posted;  // steps
+};
+
 // Operand tiles are stored as TMA writes them: blocks of 64 columns, each (rows, 64) with the
 // 128-byte swizzle, which repeats every 1,024 bytes; hence the alignment.
 template <typename Element, typename Config>
@@ -19,9 +32,7 @@ struct alignas(1024) SharedStorage {
   float dq[Config::kDqTileFloats];  // staging, fragment order
   float lse_log2[Config::kStages][Config::kTileQ];
   float minus_delta[Config::kStages][Config::kTileQ];
-  Ticket planned_ticket;  // these three are the planner's own
-  Chain planned_chain;
-  int planned_position;
+  PlannerState planner;
   StepDescriptor plan[Config::kPlannedSteps];
   StepDescriptor steps[Config::kStages];
 
