@@ -160,8 +160,8 @@ class MmaWarpgroup {
     float dq[P::kDqFragment];
     if constexpr (Config::kLateDk) issue_last_dk();
     issue_last_dq(dq);
-    // Here, because the stage of dQ is still being read: with nothing to do in between, its release
-    // would be waited for.
+    // Both before dQ is staged, because its stage is still being read: with nothing to do in
+    // between, its release would be waited for. dV under the products, dK behind them.
     store_kv_gradient<Element, Config>(dv_, 1.f, params_.dv, params_.dv_parts, params_, step,
                                        thread_);
     wgmma_wait<0>();
@@ -170,10 +170,10 @@ class MmaWarpgroup {
     arrive_once_per_warp(smem_.k_empty[k_slot()]);
     ++chains_;
     arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
-    stage_dq(dq);
-    hand_over_dq();
     store_kv_gradient<Element, Config>(dk_, params_.softmax_scale, params_.dk, params_.dk_parts,
                                        params_, step, thread_);
+    stage_dq(dq);
+    hand_over_dq();
   }
 
   // dQ of the last step is begun a step late, behind the next S: it keeps the tensor core busy
