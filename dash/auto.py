@@ -36,11 +36,6 @@ _SHIFT_MAX_STEPS_APART = 4
 # Where other kernels hold SMs meanwhile it is 7 to 16% behind, which no rule can know.
 _STAGGERED_MAX_STEPS = 8
 
-# Steps of a head's longest chain from which descending, one head at a time, is ahead of staggered
-# if the head fills the chip: 32 heads over 8, at 1,024 steps (16k at head_dim 128) between 4% ahead
-# and 2% behind in four runs, at 2,048 by 3%; at 512 it is 5% behind.
-_DESCENDING_MIN_STEPS = 1024
-
 # KV tiles of one head up to which symmetric_shift is ahead of zigzag where a KV tile has two q
 # tiles (head_dim 128): 1 to 6% from 4 to 16 tiles, beyond that within 3% of it. Its launch is
 # cooperative and waits for SMs that other kernels hold, so it must be worth that.
@@ -72,12 +67,13 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
     """The strategy, by the mask, and by how many q heads share a chain.
 
     - full mask: shift, or staggered where too few CTAs are resident for shift or where shift would
-      come back to a q tile when L2 has lost it: many q heads to a KV head, or rows beyond 16k;
+      come back to a q tile when L2 has lost it: many q heads to a KV head, or rows beyond 16k. One
+      q head a chain and rows beyond 16k: ascending, if a head fills the chip;
     - causal mask, one q head a chain: zigzag, which keeps every SM busy to the end, or
       symmetric_shift up to 16 KV tiles of two q tiles;
-    - causal mask, more of them: staggered; descending where a head has 128 KV tiles and its longest
-      chain 1,024 steps; or serpentine where neighbouring chains differ by more than 8 steps, if its
-      blocks fill the chip: at least 128 resident CTAs, and 128 a multiple of the block.
+    - causal mask, more of them: staggered, or serpentine where neighbouring chains differ by more
+      than 8 steps, if its blocks fill the chip: at least 128 resident CTAs, and 128 a multiple of
+      the block.
 
     Args:
         problem: of one sequence, groups split as they will be.
@@ -93,7 +89,8 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
         return "staggered", f"auto: the full mask, and {refusal}"
     apart = steps_apart_in_shift(problem)
     if apart > _SHIFT_MAX_STEPS_APART:
-        return "staggered", (
+        one_at_a_time = problem.group == 1 and problem.kv_tiles >= extension().TICKETS_IN_FLIGHT
+        return "ascending" if one_at_a_time else "staggered", (
             f"auto: the full mask, and shift would come back to a q tile after {apart:.0f} steps, "
             "when L2 has lost it"
         )
@@ -114,9 +111,6 @@ def _for_causal_mask(problem: object, resident_ctas: int) -> tuple[str, str]:
     fills = resident_ctas >= chip and chip % extension().serpentine_block(problem) == 0
     if steps > _STAGGERED_MAX_STEPS and fills:
         return "serpentine", f"{why}, so that chains differ by {steps} steps"
-    longest = problem.group * problem.q_tiles
-    if problem.kv_tiles >= chip and longest >= _DESCENDING_MIN_STEPS:
-        return "descending", f"{why}, chains of up to {longest} steps"
     return "staggered", why
 
 

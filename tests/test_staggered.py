@@ -5,6 +5,8 @@ from collections import Counter, defaultdict
 import pytest
 from schedule_play import accepted, problem, stalls, tickets
 
+from dash import _C
+
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("heads", "batch"), [(1, 1), (4, 2), (16, 1), (11, 3), (40, 1)])
@@ -22,6 +24,20 @@ def test_staggered_launches_long_chains_first_and_few_tiles_of_a_head_abreast(he
     assert all(order == list(range(p.kv_tiles)) for order in tiles.values())
     first = Counter((b, kv_head) for [(b, kv_head, _, _)] in played[:128])
     assert max(first.values()) == min(p.kv_tiles, 128 // min(16, heads * batch))
+
+
+@pytest.mark.parametrize(
+    ("tiles", "abreast"), [(4, 4), (16, 8), (20, 10), (64, 32), (100, 50), (300, 128)]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_staggered_has_half_of_a_heads_tiles_in_flight_with_gqa(tiles, abreast, causal):
+    """At least 8 and at most 128 of them, of as many heads as leave each head so many."""
+    p = problem(tiles, heads=128, kv_heads=32, causal=causal)
+    heads_in_block = 128 // max(abreast, 8)
+    first = [_C.ticket("staggered", p, t)[0][:3] for t in range(heads_in_block * abreast)]
+    assert first == [
+        (0, kv_head, kv_tile) for kv_tile in range(abreast) for kv_head in range(heads_in_block)
+    ]
 
 
 @pytest.mark.parametrize("seqlen_q", [None, 100, 3000])
