@@ -4,21 +4,21 @@ The rules see one sequence and the device model, so a gradient does not depend o
 the batch. They come from timings of the kernel on an H200, TFLOPS, head_dim 128; figures of one row
 are of one run, unmarked rows of benchmarks/results/h200_9f6b3b7.csv:
 
-================================  =====  =========  ======  =========  ==========  ==========
-problem                           shift  symmetric  zigzag  staggered  serpentine  descending
-================================  =====  =========  ======  =========  ==========  ==========
+================================  =====  =========  ======  =========  ==========  =========
+problem                           shift  symmetric  zigzag  staggered  serpentine  ascending
+================================  =====  =========  ======  =========  ==========  =========
 full, 512                           385                           333
 full, 8k                            562                           557
+full, 32k (3cea61a)                 565                           570                    591
 full, 32 over 8, 2k (2e67e29)       461                           561
-causal, 512                                    257     246        186         235          81
-causal, 1k                                     363     353        314         308          63
-causal, 8k                                     546     556        535         505         312
-causal, 1k, head_dim 64                        315     327        178         223          21
-causal, 32 over 8, 8k                          476     394        539         525         503
-causal, 32 over 8, 32k (cc29b32)                                  552         558         571
-causal, 28 over 4, 8k                          393     392        512         534         436
-causal, 64 over 8, 4k (d3317c1)                                   462         518         469
-================================  =====  =========  ======  =========  ==========  ==========
+causal, 512                                    257     246        186         235
+causal, 1k                                     363     353        314         308
+causal, 8k                                     546     556        535         505
+causal, 1k, head_dim 64                        315     327        178         223
+causal, 32 over 8, 8k (b6a0b36)                                   548         535
+causal, 28 over 4, 8k                          393     392        512         534
+causal, 64 over 8, 4k (b6a0b36)                                   478         507
+================================  =====  =========  ======  =========  ==========  =========
 """
 
 from __future__ import annotations

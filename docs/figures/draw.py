@@ -65,9 +65,9 @@ def causal() -> None:
 
 
 def drift() -> None:
-    """On which row each chain of a head is, over time: 24 KV tiles, 8 of them abreast."""
+    """On which row each chain of a head is, over time: 16 KV tiles, 8 of them abreast."""
     heads = 16  # of K: with 8 tiles each they fill 128 SMs, and all look alike
-    problem = square(24, 2, heads=4 * heads, kv_heads=heads, causal=True)
+    problem = square(16, 2, heads=4 * heads, kv_heads=heads, causal=True)
     machine = Machine.paper(8 * heads)
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     colours = colormaps["viridis"].resampled(problem.kv_tiles)
