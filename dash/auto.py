@@ -36,10 +36,12 @@ _SHIFT_MAX_STEPS_APART = 4
 # Where other kernels hold SMs meanwhile it is 7 to 16% behind, which no rule can know.
 _STAGGERED_MAX_STEPS = 8
 
-# KV tiles of one head up to which symmetric_shift is ahead of zigzag where a KV tile has two q
-# tiles (head_dim 128): 1 to 6% from 4 to 16 tiles, beyond that within 3% of it. Its launch is
-# cooperative and waits for SMs that other kernels hold, so it must be worth that.
-_SYMMETRIC_MAX_KV_TILES = 16
+# KV tiles of one head up to which symmetric_shift is ahead of zigzag, by the q tiles of a KV tile.
+# Two (head_dim 128): 1 to 10% from 4 to 16 tiles. One (64): 2 to 5% at 4 tiles, behind from 16 on.
+# Beyond, where they are about even, zigzag has two advantages: its launch is not cooperative and
+# waits for no SM that another kernel holds, and its tickets are half as long, so that few heads
+# leave no round of the grid half empty.
+_SYMMETRIC_MAX_KV_TILES = {1: 4, 2: 16}
 
 # Groups are split where this many tokens have too few chains for the chip. Parts cost an fp32 write
 # and read of dK and dV each, 5% of a call at 8k and 20% at 1k; too few chains, a multiple of it.
@@ -70,7 +72,7 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
       come back to a q tile when L2 has lost it: many q heads to a KV head, or rows beyond 16k. One
       q head a chain and rows beyond 16k: ascending, if a head fills the chip;
     - causal mask, one q head a chain: zigzag, which keeps every SM busy to the end, or
-      symmetric_shift up to 16 KV tiles of two q tiles;
+      symmetric_shift up to 16 KV tiles of two q tiles or 4 of one;
     - causal mask, more of them: staggered, or serpentine where neighbouring chains differ by more
       than 8 steps, if its blocks fill the chip: at least 128 resident CTAs, and 128 a multiple of
       the block.
@@ -101,7 +103,7 @@ def _for_causal_mask(problem: object, resident_ctas: int) -> tuple[str, str]:
     whose = "chain" if problem.group_split > 1 else "KV head"
     if problem.group == 1:
         why = f"auto: the causal mask, a {whose} for each q head"
-        few = problem.tile_kv > problem.tile_q and 1 < problem.kv_tiles <= _SYMMETRIC_MAX_KV_TILES
+        few = 1 < problem.kv_tiles <= _SYMMETRIC_MAX_KV_TILES[problem.tile_kv // problem.tile_q]
         if few and strategy_reason("symmetric_shift", problem, resident_ctas) is None:
             return "symmetric_shift", f"{why}, {problem.kv_tiles} KV tiles a head"
         return "zigzag", why

@@ -79,7 +79,8 @@ def test_auto_keeps_its_strategy_for_long_sequences(seqlen, heads, head_dim, str
         ((2049, 2049), 8, 128, 132, "zigzag"),
         ((129, 129), 8, 104, 132, "symmetric_shift"),
         ((128, 128), 8, 128, 132, "zigzag"),  # one KV tile waits for nobody
-        ((512, 512), 8, 64, 132, "zigzag"),  # a KV tile has one q tile
+        ((512, 512), 8, 64, 132, "symmetric_shift"),  # 4 KV tiles of one q tile
+        ((513, 513), 8, 64, 132, "zigzag"),
         ((512, 640), 8, 128, 132, "zigzag"),  # symmetric_shift wants a square
         ((2048, 2048), 8, 128, 8, "symmetric_shift"),
         ((2048, 2048), 8, 128, 7, "zigzag"),  # and its 8 tickets resident
