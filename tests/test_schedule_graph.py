@@ -64,6 +64,21 @@ def test_staggered_waits_once_for_the_tiles_of_a_head_in_flight(heads):
     assert run.time == form.time == bound + (16 // heads - 1)
 
 
+@pytest.mark.parametrize("group", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("n", "heads"), [(16, 4), (16, 16), (32, 8), (32, 16), (48, 16), (64, 2), (64, 8), (64, 16)]
+)
+def test_staggereds_form_holds_with_gqa_or_is_not_given(n, heads, group):
+    """With GQA a block has fewer heads: two blocks have two staircases."""
+    problem = square(n, 2, heads=group * heads, kv_heads=heads, causal=False)
+    form = closed_form("staggered", problem, 3, 1)
+    one_block = group == 1 or heads * max(8, n // 2) < 256
+    assert (form is not None) == one_block
+    if one_block:
+        run = simulate(Play.of("staggered", problem), Machine.paper(form.sms, 3, 1))
+        assert run.time == form.time
+
+
 @pytest.mark.parametrize(
     ("strategy", "causal", "heads"), [("shift", False, 3), ("symmetric_shift", True, 4)]
 )

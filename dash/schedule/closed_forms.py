@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dash.extension import extension
+
 
 class ClosedForm(NamedTuple):
     sms: int
@@ -26,7 +28,7 @@ def closed_form(strategy: str, problem: object, compute: float, reduce: float) -
     shift              h·m·s                                  one group
     symmetric_shift    h·(n + 1)·q·s / 2                      h and n even
     zigzag             h·(n + 1)·q·s / 2                      h even, one head a block
-    staggered, full    h·m·s + (n / h − 1)·reduce             h divides n, one block (h < 32)
+    staggered, full    h·m·s + (n / h − 1)·reduce             h divides n, one block of heads
     staggered, causal  m·s                                    h = 1
     =================  =====================================  =====================================
     """
@@ -45,12 +47,21 @@ def closed_form(strategy: str, problem: object, compute: float, reduce: float) -
         "shift": h * m * step if n <= 64 and m * problem.group >= 2 * n else None,
         "symmetric_shift": triangle if even and n % 2 == 0 else None,
         "zigzag": triangle if even and problem.kv_heads % 2 == 0 and n > 64 else None,
-        "staggered": h * m * step + (abreast - 1) * reduce if n % h == 0 and h < 32 else None,
+        "staggered": h * m * step + (abreast - 1) * reduce if _in_one_block(problem, h) else None,
     }
     if problem.causal:
         forms["staggered"] = m * step if h == 1 else None
     time = forms.get(strategy)
     return None if time is None else ClosedForm(n, time)
+
+
+def _in_one_block(problem: object, heads: int) -> bool:
+    """Whether heads tile the SMs, and staggered launches tile 0 of all of them, then tile 1, …"""
+    n = problem.kv_tiles
+    if n == 1 or n % heads:
+        return n == heads
+    [(batch, kv_head, kv_tile, _)] = extension().ticket("staggered", problem, heads)
+    return (batch, kv_head, kv_tile) == (0, 0, 1)
 
 
 def lower_bound(problem: object, sms: int, compute: float, reduce: float) -> float:
