@@ -101,8 +101,8 @@ class Machine:
 
 # An H200 with all SMs adding 32 KB tiles at once, fitted to measurements of the protocol alone: 4%
 # (root mean square) over 130 of them; tests/test_schedule_model.py quotes some. With one SM at work
-# the same steps take 430 (acquire), 1,600 (copy) and 1,230 (release) cycles. The kernel's fences are
-# cheaper since (docs/kernel.md, "The ordered reduction"), which is not fitted.
+# the same steps take 430 (acquire), 1,600 (copy) and 1,230 (release) cycles. Since then the
+# kernel's fences have become cheaper (docs/kernel.md, "The ordered reduction"): not fitted.
 H200 = Machine(
     sms=132,
     compute=4000,
