@@ -41,7 +41,7 @@ _STAGGERED_MAX_STEPS = 8
 # Beyond, where they are about even, zigzag has two advantages: its launch is not cooperative and
 # waits for no SM that another kernel holds, and its tickets are half as long, so that few heads
 # leave no round of the grid half empty.
-_SYMMETRIC_MAX_KV_TILES = {1: 4, 2: 16}
+_SYMMETRIC_MAX_KV_TILES = {1: 16, 2: 32}
 
 # Groups are split where this many tokens have too few chains for the chip. Parts cost an fp32 write
 # and read of dK and dV each, 5% of a call at 8k and 20% at 1k; too few chains, a multiple of it.

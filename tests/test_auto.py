@@ -47,7 +47,7 @@ def test_auto_takes_what_a_small_chip_can_run(resident_ctas, causal) -> None:
         (36, 4, 64, "serpentine"),
     ],
 )
-@pytest.mark.parametrize("seqlen", [4096, 8192, 12288])
+@pytest.mark.parametrize("seqlen", [8192, 12288, 16384])
 def test_auto_takes_the_orders_that_were_fastest(heads, kv_heads, head_dim, strategy, seqlen):
     p = plan((1, seqlen, heads, head_dim), (1, seqlen, kv_heads, head_dim), causal=True)
     assert p.strategy == strategy
@@ -75,12 +75,12 @@ def test_auto_keeps_its_strategy_for_long_sequences(seqlen, heads, head_dim, str
     ("seqlens", "heads", "head_dim", "resident_ctas", "strategy"),
     [
         ((512, 512), 8, 128, 132, "symmetric_shift"),
-        ((2048, 2048), 8, 128, 132, "symmetric_shift"),  # 16 KV tiles
-        ((2049, 2049), 8, 128, 132, "zigzag"),
+        ((4096, 4096), 8, 128, 132, "symmetric_shift"),  # 32 KV tiles
+        ((4097, 4097), 8, 128, 132, "zigzag"),
         ((129, 129), 8, 104, 132, "symmetric_shift"),
         ((128, 128), 8, 128, 132, "zigzag"),  # one KV tile waits for nobody
-        ((512, 512), 8, 64, 132, "symmetric_shift"),  # 4 KV tiles of one q tile
-        ((513, 513), 8, 64, 132, "zigzag"),
+        ((2048, 2048), 8, 64, 132, "symmetric_shift"),  # 16 KV tiles of one q tile
+        ((2049, 2049), 8, 64, 132, "zigzag"),
         ((512, 640), 8, 128, 132, "zigzag"),  # symmetric_shift wants a square
         ((2048, 2048), 8, 128, 8, "symmetric_shift"),
         ((2048, 2048), 8, 128, 7, "zigzag"),  # and its 8 tickets resident

@@ -127,7 +127,7 @@ def test_the_grid_has_the_rounds_of_all_resident_ctas(strategy, batch, seqlen, r
         tickets = _C.num_tickets(strategy, problem)
         most = min(resident, tickets)
         grid = _C.num_ctas(strategy, problem, resident)
-        if strategy != "shift":
+        if not _C.is_cyclic(strategy):
             assert grid == most
             continue
         group = _C.resident_ctas_needed(strategy, problem)
@@ -138,17 +138,24 @@ def test_the_grid_has_the_rounds_of_all_resident_ctas(strategy, batch, seqlen, r
             assert grid == group or math.ceil(tickets / (grid - group)) > math.ceil(tickets / grid)
 
 
-def test_the_grid_of_a_full_mask_leaves_out_what_saves_no_round() -> None:
-    problem = make_problem(Shape(16, 16, 16, 1024, 1024, 128))  # 2,048 chains, groups of 8
-    assert [_C.num_ctas("shift", problem, n) for n in (132, 128, 127, 114, 8)] == [
+def test_the_grid_of_whole_rounds_leaves_out_what_saves_no_round() -> None:
+    full = make_problem(Shape(16, 16, 16, 1024, 1024, 128))  # 2,048 tickets, groups of 8
+    assert [_C.num_ctas("shift", full, n) for n in (132, 128, 127, 114, 8)] == [
         128,
         128,
         127,  # 17 rounds: 121 would do, but 128 are not there
         114,
         8,
     ]
+    causal = make_problem(Shape(8, 16, 16, 2048, 2048, 128, causal=True))  # 1,024 of two chains
+    assert [_C.num_ctas("symmetric_shift", causal, n) for n in (132, 127, 114, 8)] == [
+        128,
+        120,  # 9 rounds, like 127
+        114,  # 9 rounds: 120 are not there
+        8,
+    ]
     with pytest.raises(ValueError, match="resident_ctas must be positive, got 0"):
-        _C.num_ctas("shift", problem, 0)
+        _C.num_ctas("shift", full, 0)
 
 
 @pytest.mark.parametrize("strategy", [s for s in _C.strategies() if _C.is_cyclic(s)])

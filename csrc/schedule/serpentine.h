@@ -24,7 +24,6 @@ namespace dash {
 struct Serpentine : OneChainATicket {
   static constexpr char const* kName = "serpentine";
   static constexpr bool kCyclic = false;
-  static constexpr int kMinTilesAbreast = 8;
 
   static constexpr Refusal why_not(Problem const& p, int) { return unless_causal(p); }
 

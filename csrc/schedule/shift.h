@@ -38,15 +38,8 @@ struct Shift : OneChainATicket {
     return {};
   }
 
-  // All tickets are equally long, so the launch takes whole rounds of the grid. The smallest grid
-  // with as few rounds as the largest is as fast by count, and up to 5% faster on the chip
-  // (docs/performance.md); as a multiple of the group it lets no group straddle two rounds.
   constexpr int num_ctas(int resident_ctas) const {
-    int const most = ctas_for(num_tickets(), resident_ctas);
-    int const rounds = (num_tickets() - 1) / most + 1;
-    int const group = group_size(problem);
-    int const fewest = ceil_div((num_tickets() - 1) / rounds + 1, group) * group;
-    return fewest < most ? fewest : most;
+    return ctas_of_whole_rounds(num_tickets(), resident_ctas, group_size(problem));
   }
 
   // By blocks of heads that fill the chip: group 0 of every head of the block, then group 1 of

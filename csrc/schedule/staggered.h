@@ -27,7 +27,6 @@ namespace dash {
 struct Staggered : OneChainATicket {
   static constexpr char const* kName = "staggered";
   static constexpr bool kCyclic = false;
-  static constexpr int kMinTilesAbreast = 8;
 
   static constexpr Refusal why_not(Problem const&, int) { return {}; }
 

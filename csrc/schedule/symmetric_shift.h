@@ -43,7 +43,9 @@ struct SymmetricShift {
 
   constexpr Ticket num_tickets() const { return problem.batch * problem.kv_heads * wide(); }
 
-  constexpr int num_ctas(int resident_ctas) const { return ctas_for(num_tickets(), resident_ctas); }
+  constexpr int num_ctas(int resident_ctas) const {
+    return ctas_of_whole_rounds(num_tickets(), resident_ctas, wide());
+  }
 
   constexpr int num_chains(Ticket ticket) const { return ticket % wide() < half() ? 2 : 1; }
 
