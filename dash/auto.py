@@ -11,10 +11,10 @@ full, 512                           385                           333
 full, 8k                            562                           557
 full, 32k (3cea61a)                 565                           570                    591
 full, 32 over 8, 2k (2e67e29)       461                           561
-causal, 512                                    257     246        186         235
-causal, 1k                                     363     353        314         308
-causal, 8k                                     546     556        535         505
-causal, 1k, head_dim 64                        315     327        178         223
+causal, 4k (6178c30)                           527     524        502         468
+causal, 8k (6178c30)                           567     567        540         519
+causal, 2k, head_dim 64 (6178c30)              414     404        348         272
+causal, 4k, head_dim 64 (6178c30)              454     459        441         389
 causal, 32 over 8, 8k (b6a0b36)                                   548         535
 causal, 28 over 4, 8k                          393     392        512         534
 causal, 64 over 8, 4k (b6a0b36)                                   478         507
@@ -37,9 +37,9 @@ _SHIFT_MAX_STEPS_APART = 4
 _STAGGERED_MAX_STEPS = 8
 
 # KV tiles of one head up to which symmetric_shift is ahead of zigzag, by the q tiles of a KV tile.
-# Two (head_dim 128): 1 to 10% from 4 to 16 tiles. One (64): 2 to 5% at 4 tiles, behind from 16 on.
-# Beyond, where they are about even, zigzag has two advantages: its launch is not cooperative and
-# waits for no SM that another kernel holds, and its tickets are half as long, so that few heads
+# Two (head_dim 128): 0 to 3% from 4 to 32 tiles. One (64): 2 to 5% from 4 to 16 tiles, behind from
+# 32 on. Beyond, where they are about even, zigzag has two advantages: its launch is not cooperative
+# and waits for no SM that another kernel holds, and its tickets are half as long, so that few heads
 # leave no round of the grid half empty.
 _SYMMETRIC_MAX_KV_TILES = {1: 16, 2: 32}
 
@@ -72,7 +72,7 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
       come back to a q tile when L2 has lost it: many q heads to a KV head, or rows beyond 16k. One
       q head a chain and rows beyond 16k: ascending, if a head fills the chip;
     - causal mask, one q head a chain: zigzag, which keeps every SM busy to the end, or
-      symmetric_shift up to 16 KV tiles of two q tiles or 4 of one;
+      symmetric_shift up to 32 KV tiles of two q tiles or 16 of one;
     - causal mask, more of them: staggered, or serpentine where neighbouring chains differ by more
       than 8 steps, if its blocks fill the chip: at least 128 resident CTAs, and 128 a multiple of
       the block.
