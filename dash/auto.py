@@ -23,6 +23,8 @@ causal, 64 over 8, 4k (b6a0b36)                                   478         50
 
 from __future__ import annotations
 
+import math
+
 from dash.extension import extension
 from dash.support import strategy_reason
 
@@ -39,12 +41,17 @@ _STAGGERED_MAX_STEPS = 8
 # KV tiles of one head up to which symmetric_shift is ahead of zigzag, by the q tiles of a KV tile.
 # Two (head_dim 128): 0 to 3% from 4 to 32 tiles. One (64): 2 to 5% from 4 to 16 tiles, behind from
 # 32 on. Beyond, where they are about even, zigzag has two advantages: its launch is not cooperative
-# and waits for no SM that another kernel holds, and its tickets are half as long, so that few heads
-# leave no round of the grid half empty.
+# and waits for no SM that another kernel holds, and its tickets are half as long and of unequal
+# length, so that few heads leave no round of the grid half empty.
 _SYMMETRIC_MAX_KV_TILES = {1: 16, 2: 32}
 
-# Groups are split where this many tokens have too few chains for the chip. Parts cost an fp32 write
-# and read of dK and dV each, 5% of a call at 8k and 20% at 1k; too few chains, a multiple of it.
+# Whole rounds of symmetric_shift's tickets over the rounds that their number would fill. Simulated
+# with 10 heads at 4k, 1.24 in a batch of two: 16% behind zigzag; with 12 and 16 heads, 1.03: even.
+_SYMMETRIC_MAX_ROUNDS = 1.05
+
+# Tokens that a call is taken to hold, where a rule asks whether chains or tickets fill the chip.
+# Groups are split where these have too few chains. Parts cost an fp32 write and read of dK and dV
+# each, 5% of a call at 8k and 20% at 1k; too few chains, a multiple of it.
 _TOKENS_AT_ONCE = 8192
 
 
@@ -60,7 +67,7 @@ def choose_group_split(problem: object) -> int:
     """
     chip = extension().TICKETS_IN_FLIGHT
     wanted = 2 * chip if problem.causal else chip
-    chains = problem.chains * max(1.0, _TOKENS_AT_ONCE / problem.seqlen_k)
+    chains = problem.chains * _sequences_at_once(problem)
     divisors = (parts for parts in range(1, problem.group + 1) if problem.group % parts == 0)
     return next((parts for parts in divisors if chains * parts >= wanted), problem.group)
 
@@ -72,7 +79,8 @@ def choose_strategy(problem: object, resident_ctas: int) -> tuple[str, str]:
       come back to a q tile when L2 has lost it: many q heads to a KV head, or rows beyond 16k. One
       q head a chain and rows beyond 16k: ascending, if a head fills the chip;
     - causal mask, one q head a chain: zigzag, which keeps every SM busy to the end, or
-      symmetric_shift up to 32 KV tiles of two q tiles or 16 of one;
+      symmetric_shift up to 32 KV tiles of two q tiles or 16 of one, if the heads of 8,192 tokens
+      leave at most a twentieth of its rounds of CTAs empty;
     - causal mask, more of them: staggered, or serpentine where neighbouring chains differ by more
       than 8 steps, if its blocks fill the chip: at least 128 resident CTAs, and 128 a multiple of
       the block.
@@ -104,7 +112,11 @@ def _for_causal_mask(problem: object, resident_ctas: int) -> tuple[str, str]:
     if problem.group == 1:
         why = f"auto: the causal mask, a {whose} for each q head"
         few = 1 < problem.kv_tiles <= _SYMMETRIC_MAX_KV_TILES[problem.tile_kv // problem.tile_q]
-        if few and strategy_reason("symmetric_shift", problem, resident_ctas) is None:
+        if (
+            few
+            and strategy_reason("symmetric_shift", problem, resident_ctas) is None
+            and _symmetric_rounds(problem, resident_ctas) <= _SYMMETRIC_MAX_ROUNDS
+        ):
             return "symmetric_shift", f"{why}, {problem.kv_tiles} KV tiles a head"
         return "zigzag", why
     why = f"auto: the causal mask, {problem.group} q heads to a {whose}"
@@ -114,6 +126,17 @@ def _for_causal_mask(problem: object, resident_ctas: int) -> tuple[str, str]:
     if steps > _STAGGERED_MAX_STEPS and fills:
         return "serpentine", f"{why}, so that chains differ by {steps} steps"
     return "staggered", why
+
+
+def _symmetric_rounds(problem: object, resident_ctas: int) -> float:
+    """Rounds that symmetric_shift's tickets take of the CTAs, over those they would fill."""
+    tickets = extension().num_tickets("symmetric_shift", problem) * _sequences_at_once(problem)
+    rounds = tickets / resident_ctas
+    return math.ceil(rounds) / rounds
+
+
+def _sequences_at_once(problem: object) -> float:
+    return max(1.0, _TOKENS_AT_ONCE / problem.seqlen_k)
 
 
 def steps_apart_in_shift(problem: object) -> float:

@@ -82,11 +82,15 @@ def test_auto_keeps_its_strategy_for_long_sequences(seqlen, heads, head_dim, str
         ((2048, 2048), 8, 64, 132, "symmetric_shift"),  # 16 KV tiles of one q tile
         ((2049, 2049), 8, 64, 132, "zigzag"),
         ((512, 640), 8, 128, 132, "zigzag"),  # symmetric_shift wants a square
+        ((4096, 4096), 12, 128, 132, "symmetric_shift"),  # 384 tickets of 8,192 tokens: 2.9 rounds
+        ((4096, 4096), 10, 128, 132, "zigzag"),  # 2.4
+        ((4096, 4096), 2, 128, 132, "zigzag"),  # 0.5
+        ((4096, 4096), 8, 128, 114, "zigzag"),  # 2.2
         ((2048, 2048), 8, 128, 8, "symmetric_shift"),
         ((2048, 2048), 8, 128, 7, "zigzag"),  # and its 8 tickets resident
     ],
 )
-def test_auto_takes_symmetric_shift_where_tiles_are_few(
+def test_auto_takes_symmetric_shift_where_tiles_are_few_and_rounds_full(
     seqlens, heads, head_dim, resident_ctas, strategy
 ) -> None:
     shapes = ((1, seqlen, heads, head_dim) for seqlen in seqlens)

@@ -35,7 +35,7 @@ def test_named_strategies_keep_groups_whole_unless_asked() -> None:
     assert plan().group_split == 1
     assert plan(strategy="auto").group_split == 2
     assert plan(1, strategy="auto").group_split == 1
-    assert plan(6, strategy="auto").strategy == "symmetric_shift"  # a chain for each q head
+    assert plan(6, strategy="auto").strategy == "zigzag"
 
 
 def test_fingerprint_names_the_parts() -> None:
