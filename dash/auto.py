@@ -34,7 +34,7 @@ from dash.support import strategy_reason
 _SHIFT_MAX_STEPS_APART = 4
 
 # By how many steps the chains of neighbouring KV tiles may differ before staggered's drift costs
-# more than serpentine's blocks: at 8 both are even, at 14 and 16 serpentine is 2 to 12% ahead.
+# more than serpentine's blocks: at 8 both are even, at 14 and 16 serpentine is 0 to 8% ahead.
 # Where other kernels hold SMs meanwhile it is 7 to 16% behind, which no rule can know.
 _STAGGERED_MAX_STEPS = 8
 

@@ -5,11 +5,10 @@ import math
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from schedule_play import accepted, problem
 
 from dash import _C
 from dash.schedule import H200, H200_KERNEL, Machine, Memory, Play, simulate, square
-
-MANY_CTAS = 2**31 - 1
 
 
 def problem_of(n, q, heads, causal, **rest):
@@ -21,15 +20,11 @@ def problem_of(n, q, heads, causal, **rest):
 
 def shapes_of(strategy):
     """(causal, equal lengths) of what the strategy takes where any number of CTAs is resident."""
-
-    def takes(causal, seqlen_q):
-        lengths = {"seqlen_q": seqlen_q, "seqlen_k": 256, "tile_q": 128, "tile_kv": 128}
-        problem = _C.Problem(batch=1, heads=1, kv_heads=1, causal=causal, **lengths)
-        return _C.why_not(strategy, problem, MANY_CTAS) is None
-
-    masks = [causal for causal in (False, True) if takes(causal, 256)]
     return [
-        (causal, same) for causal in masks for same in (True, False) if same or takes(causal, 128)
+        (causal, seqlen_q is None)
+        for causal in (False, True)
+        for seqlen_q in (None, 128)
+        if accepted(strategy, problem(2, causal=causal, seqlen_q=seqlen_q))
     ]
 
 
@@ -70,12 +65,10 @@ machines = st.builds(
 @given(data=st.data(), machine=machines)
 def test_never_stuck_where_accepted_and_stuck_where_one_cta_is_missing(strategy, data, machine):
     problem = data.draw(cases(strategy))
-    assume(_C.why_not(strategy, problem, MANY_CTAS) is None)
     play = Play.of(strategy, problem)
     run = simulate(play, machine)
-    accepted = _C.why_not(strategy, problem, machine.sms) is None
-    assert run.stuck == (not accepted)
-    if accepted:
+    assert run.stuck == (not accepted(strategy, problem, machine.sms))
+    if not run.stuck:
         assert sorted(t for tickets in run.tickets_of for t in tickets) == list(
             range(len(play.tickets))
         )
@@ -87,7 +80,6 @@ def test_never_stuck_where_accepted_and_stuck_where_one_cta_is_missing(strategy,
 @given(data=st.data(), machine=machines, ahead=st.integers(1, 6))
 def test_acyclic_schedules_may_take_tickets_ahead(strategy, data, machine, ahead):
     problem = data.draw(cases(strategy))
-    assume(_C.why_not(strategy, problem, MANY_CTAS) is None)
     run = simulate(Play.of(strategy, problem), machine.with_(ahead=ahead))
     assert not run.stuck
 
@@ -97,7 +89,7 @@ def test_acyclic_schedules_may_take_tickets_ahead(strategy, data, machine, ahead
 @given(data=st.data(), machine=machines, ahead=st.integers(1, 6))
 def test_cyclic_schedules_may_take_dealt_tickets_ahead(strategy, data, machine, ahead):
     problem = data.draw(cases(strategy))
-    assume(_C.why_not(strategy, problem, machine.sms) is None)
+    assume(accepted(strategy, problem, machine.sms))
     machine = machine.with_(ahead=ahead, deal="round robin")
     assert not simulate(Play.of(strategy, problem), machine).stuck
 
