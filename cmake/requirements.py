@@ -49,7 +49,7 @@ def missing_for_kernels() -> list[str]:
     if major is not None and major < locate.CUDA_MAJOR:
         print(
             f"dash: no nvcc found, the driver here runs CUDA {major}, and nvcc is published as a "
-            f"package for CUDA {locate.CUDA_MAJOR} only. Install a CUDA {major} toolkit (12.3 or "
+            f"package for CUDA {locate.CUDA_MAJOR} only. Install a CUDA {major} toolkit (12.5 or "
             "newer) to build the kernels; the host part is built without them.",
             file=sys.stderr,
         )

@@ -244,7 +244,7 @@ void require_kernels(char const* function) {
   if (!kHasKernels) {
     throw std::runtime_error(std::string("dash._C.") + function +
                              "() needs the CUDA kernels, and this dash was built without nvcc; "
-                             "rebuild it where nvcc 12.3 or later is on PATH");
+                             "rebuild it where nvcc 12.5 or later is on PATH");
   }
 }
 

@@ -4,56 +4,19 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include <atomic>
 #include <stdexcept>
 #include <string>
 
 #include "../schedule/any_schedule.h"
 #include "../schedule/describe.h"
 #include "convert_dq.cuh"
+#include "device_context.h"
 #include "kernel.cuh"
 #include "kv_parts.cuh"
 #include "launch.h"
 #include "preprocess.cuh"
 
 namespace dash {
-
-inline void check_cuda(cudaError_t error, char const* call, char const* file, int line) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // not sticky: the next call must not report this one's failure
-  throw std::runtime_error(std::string("dash: ") + call + " failed at " + file + ":" +
-                           std::to_string(line) + ": " + cudaGetErrorString(error));
-}
-#define DASH_CHECK_CUDA(call) ::dash::check_cuda((call), #call, __FILE__, __LINE__)
-
-// Makes a device current for its own lifetime.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    DASH_CHECK_CUDA(cudaGetDevice(&previous_));
-    if (device != previous_) DASH_CHECK_CUDA(cudaSetDevice(device));
-  }
-  ~DeviceGuard() { cudaSetDevice(previous_); }
-  DeviceGuard(DeviceGuard const&) = delete;
-  DeviceGuard& operator=(DeviceGuard const&) = delete;
-
- private:
-  int previous_ = 0;
-};
-
-// Found at run time, so that the module links to no driver library and loads where there is none.
-inline auto tensor_map_encoder() {
-  static auto const encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    DASH_CHECK_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                     cudaEnableDefault, &found));
-    if (found != cudaDriverEntryPointSuccess || function == nullptr)
-      throw std::runtime_error("dash: the CUDA driver has no cuTensorMapEncodeTiled; update it");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-  }();
-  return encode;
-}
 
 // A (head_dim, rows, heads, batch) map of a tensor. Batch and head are dimensions of their own, so
 // that a box past the end of a sequence reads zeros and never a neighbour.
@@ -76,13 +39,11 @@ CUtensorMap tensor_map(TensorView const& t, int head_dim, int rows, int heads, i
   cuuint32_t const box[kRank] = {64, u32(box_rows), 1, 1};
   cuuint32_t const steps[kRank] = {1, 1, 1, 1};
   CUtensorMap map;
-  CUresult const result =
-      tensor_map_encoder()(&map, kType, kRank, t.data, sizes, strides, box, steps,
-                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS)
-    throw std::runtime_error("dash: cuTensorMapEncodeTiled failed with error " +
-                             std::to_string(static_cast<int>(result)));
+  auto const encode = Driver::get().tensor_map_encode_tiled;
+  check_driver(encode(&map, kType, kRank, t.data, sizes, strides, box, steps,
+                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+               "cuTensorMapEncodeTiled");
   return map;
 }
 
@@ -145,31 +106,17 @@ MainParams main_params(BackwardArgs const& args, int ctas) {
           .next_ticket = at<int>(args.workspace, layout.next_ticket)};
 }
 
-// CTAs of the main kernel that the current device holds together; asked once a device, because the
-// answer takes longer than a launch. Also lets the kernel have its shared memory there.
+// CTAs of the main kernel that the current context holds together.
 template <typename Element, typename Config>
-int resident_on_current_device(int device) {
-  constexpr int kRememberedDevices = 64;
-  static std::atomic<int> remembered[kRememberedDevices];
-  bool const may_remember = device < kRememberedDevices;
-  if (may_remember)
-    if (int const ctas = remembered[device].load(std::memory_order_relaxed)) return ctas;
-  auto* const kernel = attention_backward<Element, Config>;
-  constexpr int kSharedBytes = sizeof(SharedStorage<Element, Config>);
-  DASH_CHECK_CUDA(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  int sms = 0, per_sm = 0;
-  DASH_CHECK_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
-  DASH_CHECK_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, Config::kThreads,
-                                                                kSharedBytes));
-  if (may_remember) remembered[device].store(sms * per_sm, std::memory_order_relaxed);
-  return sms * per_sm;
+int resident_main_ctas() {
+  return resident_ctas_here(reinterpret_cast<void const*>(attention_backward<Element, Config>),
+                            Config::kThreads, sizeof(SharedStorage<Element, Config>));
 }
 
 template <typename Element, typename Config>
 int resident_ctas_of(int device) {
-  DeviceGuard const guard(device);
-  return resident_on_current_device<Element, Config>(device);
+  ContextGuard const guard(device, /*stream=*/nullptr);
+  return resident_main_ctas<Element, Config>();
 }
 
 // Launches a kernel that may start while the one before it in the stream still runs: it calls
@@ -192,8 +139,8 @@ void launch_dependent(Kernel* kernel, Params const& params, cudaLaunchConfig_t c
 
 template <typename Element, typename Config>
 void launch_backward(BackwardArgs const& args) {
-  DeviceGuard const guard(args.device);
-  int const resident = resident_on_current_device<Element, Config>(args.device);
+  ContextGuard const guard(args.device, args.stream);
+  int const resident = resident_main_ctas<Element, Config>();
   int const ctas = args.max_ctas > 0 && args.max_ctas < resident ? args.max_ctas : resident;
   visit_schedule(args.strategy, args.problem, [&](auto const& schedule) {
     Refusal const refusal = schedule.why_not(args.problem, ctas);
