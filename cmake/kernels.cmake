@@ -9,8 +9,8 @@ endif()
 set(CMAKE_CUDA_ARCHITECTURES OFF)  # the one target is written out below
 enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.5)  # cudaGetDriverEntryPointByVersion
-  message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is too old for the kernels: CUDA 12.5 or "
-    "later is needed (${CMAKE_CUDA_COMPILER}); DASH_KERNELS=OFF builds the host part alone")
+  message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is too old for the kernels: CUDA 12.5 "
+    "or later is needed (${CMAKE_CUDA_COMPILER}); DASH_KERNELS=OFF builds the host part alone")
 endif()
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
