@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.shapes import Shape, parse_shape
+from dash.bench.shapes import Shape, parse_shape
 
 WARM_UP_CALLS = 3
 SECTIONS = (
@@ -140,7 +140,7 @@ def play(shape: Shape, strategy: str) -> None:
     import torch
 
     import dash  # noqa: F401  registers the op
-    from benchmarks.providers import make_tensors
+    from dash.bench.inputs import make_tensors
 
     t = make_tensors(shape)
     for _ in range(WARM_UP_CALLS + 1):

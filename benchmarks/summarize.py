@@ -9,7 +9,6 @@ time there. Those columns carry a ~: absolute times move with the card, ratios i
 
 from __future__ import annotations
 
-import csv
 import statistics
 import sys
 from collections import defaultdict
@@ -20,9 +19,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.shapes import Shape
-
-Times = dict[Shape, dict[str, float]]  # ms by provider; strategies of dash are dash:NAME
+from dash.bench.rows import read_rows
+from dash.bench.shapes import Shape
+from dash.bench.tables import Times, times_of
 
 # Issue 4: geometric mean at least, no shape under; against FA3 without and with determinism.
 TARGETS = {
@@ -35,28 +34,6 @@ TARGETS = {
 }
 GOAL_OF = {"fa3_nondet": 0, "fa3_det": 1}
 ESTIMATED = "~"
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def shape_of(row: dict[str, str]) -> Shape:
-    sizes = (int(row[n]) for n in ("batch", "seqlen", "heads", "kv_heads", "head_dim", "causal"))
-    *rest, causal = sizes
-    return Shape(*rest, bool(causal))
-
-
-def times_of(rows: list[dict[str, str]]) -> Times:
-    """The median over the rows of the same shape and provider."""
-    every: dict[Shape, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        every[shape_of(row)][row["provider"]].append(float(row["ms"]))
-    return {
-        shape: {name: statistics.median(ms) for name, ms in by_name.items()}
-        for shape, by_name in every.items()
-    }
 
 
 def add_estimates(times: Times, anchors: Times) -> None:

@@ -1,20 +1,18 @@
-"""What the benchmarks compute around the GPU: shapes, summaries, ncu's page, FA3's worker."""
+"""What the benchmarks compute around the GPU: shapes, summaries, ncu's page."""
 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("typer")
 
-from benchmarks import fa3, summarize
+from benchmarks import summarize
 from benchmarks.kernel_profile import parse_raw_page
-from benchmarks.measure import window_orders
-from benchmarks.shapes import SEQLENS, Shape, grid_shape, parse_shape, select_shapes
+from dash.bench.measure import window_orders
+from dash.bench.shapes import SEQLENS, Shape, grid_shape, parse_shape, select_shapes
 
 CAUSAL_4K = Shape(4, 4096, 16, 16, 128, True)
 
@@ -73,33 +71,3 @@ def test_raw_page_of_ncu() -> None:
     assert found["b.pct"] == ("77", "%")
     with pytest.raises(SystemExit):
         parse_raw_page("==ERROR== no kernels were profiled\n")
-
-
-WORKER = """
-import json, sys, time
-for line in sys.stdin:
-    request = json.loads(line)
-    print("noise of a library")
-    if request["seqlen"] == 1024:
-        time.sleep(60)
-    print(json.dumps({"ms": 1.5, "sm_clock": None, "joules": 2.0}), flush=True)
-"""
-
-
-def test_a_hung_fa3_costs_one_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fa3, "START_SECONDS", 20)
-    monkeypatch.setattr(fa3, "ANSWER_SECONDS", 1)
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    worker = fa3.Fa3Worker(tmp_path / "baseline.py", "det")
-    worker._command = [sys.executable, str(script)]
-    answers, hangs = grid_shape(512, 128, False), grid_shape(1024, 128, False)
-    try:
-        assert worker.window(answers, 0.1).ms == 1.5
-        with pytest.raises(fa3.Fa3Error, match="no answer"):
-            worker.window(hangs, 0.1)
-        assert not worker.can_run(hangs)
-        assert worker.window(answers, 0.1).joules == 2.0
-        assert not worker.can_run(grid_shape(512, 64, False))
-    finally:
-        worker.close()

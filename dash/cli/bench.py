@@ -1,23 +1,51 @@
-"""``python -m dash bench``: time of one problem, beside PyTorch's kernels, in one run."""
+"""``python -m dash bench``: times of one problem or a preset's, beside what is installed here."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dash.bench.presets import PRESETS
+from dash.bench.run import ALL_PROVIDERS, Bench
+from dash.bench.shapes import Shape
+from dash.bench.tables import markdown
 from dash.cli import problem
-from dash.cli.problem import make_inputs, plans_asked, shape_from_options
-from dash.cli.providers import providers
-from dash.cli.report import console, print_plan, progress, timing_table
-from dash.cli.timing import time_in_turns
+from dash.cli.problem import shape_from_options
+from dash.cli.runs import console, play
 from dash.device import default_device
 
-Rounds = Annotated[int, typer.Option(help="Bursts of each kernel; the median counts.", min=1)]
-BurstMs = Annotated[float, typer.Option(help="Length of a burst in milliseconds.", min=1)]
+QUICK_SECONDS = 30.0  # of all windows together; problems and processes take as long to prepare
+QUICK_PROVIDERS = ("dash", "cudnn_nondet", "fa2_det")
+
+PresetName = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        help=f"{', '.join(PRESETS)}; 'list' explains them.",
+        autocompletion=lambda: [*PRESETS, "list"],
+    ),
+]
+Providers = Annotated[
+    str | None,
+    typer.Option(help=f"By commas, of {', '.join(ALL_PROVIDERS)}, fa2_nondet, dash:STRATEGY."),
+]
+Rounds = Annotated[int, typer.Option(help="Windows of each provider; the median counts.", min=1)]
+Seconds = Annotated[float, typer.Option(help="Length of a window.", min=0.001)]
+Quick = Annotated[bool, typer.Option(help="Under a minute: few problems, short windows.")]
+Out = Annotated[Path | None, typer.Option(help="CSV file that the rows are appended to.")]
+Plot = Annotated[Path | None, typer.Option(help="Folder for plots of the run (PNG).")]
 
 
 def bench(
+    preset: PresetName = None,
+    quick: Quick = False,
+    providers: Providers = None,
+    csv: Out = None,
+    plot: Plot = None,
+    rounds: Rounds = 3,
+    seconds: Seconds = 0.3,
     batch: problem.Batch = 2,
     seqlen: problem.Seqlen = 4096,
     seqlen_k: problem.SeqlenK = None,
@@ -27,22 +55,67 @@ def bench(
     dtype: problem.DType = "bfloat16",
     causal: problem.Causal = False,
     strategy: problem.Strategy = "auto",
-    seed: problem.Seed = 0,
-    rounds: Rounds = 10,
-    burst_ms: BurstMs = 100.0,
 ) -> None:
-    """Times the backward pass beside FA2-deterministic and cuDNN, in turns. Needs a Hopper GPU."""
+    """Times the backward pass beside FA3, FA4, cuDNN and FA2, in turns. Needs a Hopper GPU."""
+    if preset == "list":
+        for name, known in PRESETS.items():
+            console.print(f"{name:13} {known.about}; {len(known.shapes)} problems", markup=False)
+        return
+    if preset is None:
+        asked = shape_from_options(
+            batch, seqlen, seqlen_k, heads, kv_heads, head_dim, dtype, causal
+        )
+        shapes = [bench_shape(asked)]
+    else:
+        shapes = list(preset_shapes(preset, quick))
     if default_device().type != "cuda":
         console.print(
             "bench needs a Hopper GPU; [bold]python -m dash doctor[/bold] says what is here"
         )
         raise typer.Exit(1)
-    shape = shape_from_options(batch, seqlen, seqlen_k, heads, kv_heads, head_dim, dtype, causal)
-    plans = plans_asked(shape, strategy)
-    print_plan(plans[0])
-    inputs = make_inputs(shape, seed)
-    rivals = list(providers(inputs, [plan.strategy for plan in plans]))
-    results = time_in_turns(rivals, rounds, burst_ms, progress("timing"))
-    console.print(timing_table(results, shape))
-    if not all(timed.finite for timed in results):
+    names = provider_names(providers, strategy, quick)
+    if quick:
+        rounds, seconds = 1, QUICK_SECONDS / (1.25 * len(shapes) * len(names))
+    run = Bench(names, seconds, rounds, preset or "")
+    rows = [{k: str(v) for k, v in row.items()} for row in play(run, shapes, csv)]
+    console.print(markdown(rows), markup=False, soft_wrap=True)
+    if plot is not None:
+        from dash.bench.plots import plot_all
+
+        for path in plot_all(rows, plot):
+            console.print(f"wrote {path}", markup=False)
+    if run.absent.wrong:
         raise typer.Exit(1)
+
+
+def preset_shapes(name: str, quick: bool) -> tuple[Shape, ...]:
+    if name not in PRESETS:
+        raise typer.BadParameter(f"{name!r}; there are {', '.join(PRESETS)}", param_hint="--preset")
+    preset = PRESETS[name]
+    return preset.quick() if quick else preset.shapes
+
+
+def bench_shape(shape: problem.Shape) -> Shape:
+    """The command line's problem as the benchmark's."""
+    return Shape(
+        shape.batch,
+        shape.seqlen_q,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.causal,
+        seqlen_k=shape.seqlen_k,
+        dtype=str(shape.dtype).removeprefix("torch."),
+    )
+
+
+def provider_names(asked: str | None, strategy: str, quick: bool) -> list[str]:
+    """The providers of ``--providers``, with dash's ``--strategy`` in the place of auto."""
+    names = list(QUICK_PROVIDERS if quick else ALL_PROVIDERS)
+    if asked is not None:
+        names = [name for name in asked.split(",") if name]
+    if strategy == "all":
+        names.insert(1, "dash:all")
+    elif strategy != "auto":
+        names = [f"dash:{strategy}" if name == "dash" else name for name in names]
+    return names

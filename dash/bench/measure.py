@@ -33,6 +33,7 @@ class Meter:
 
     def __init__(self, index: int = 0) -> None:
         self._nvml = self._device = None
+        self.why_not = ""
         try:
             import pynvml
 
@@ -40,7 +41,7 @@ class Meter:
             self._device = pynvml.nvmlDeviceGetHandleByIndex(index)
             self._nvml = pynvml
         except Exception as error:  # NVML's errors share no base class with a missing module's
-            print(f"no clocks and no energy: {error}")
+            self.why_not = f"no clocks and no energy: {error}"
 
     @property
     def driver(self) -> str:
@@ -94,23 +95,53 @@ def sustained_window(call: Call, seconds: float, a_call: float, meter: Meter) ->
     calls = max(4, round(seconds / a_call))
     for _ in range(round(calls * WARM_UP)):
         call()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    synchronize()
+    clock = stopwatch()
     energy = meter.joules()
-    start.record()
+    clock.start()
     clocks = []
     for done in range(calls):
         call()
         if done in (calls // 2, calls - 1):  # the queue is full: the GPU is in the window's midst
             clocks.append(meter.sm_clock())
-    end.record()
-    end.synchronize()
+    ms = clock.stop()
     energy = meter.joules() - energy
-    return Window(start.elapsed_time(end) / calls, sum(clocks) / len(clocks), energy / calls)
+    return Window(ms / calls, sum(clocks) / len(clocks), energy / calls)
+
+
+class EventStopwatch:
+    """Milliseconds of the device's time, between two CUDA events."""
+
+    def __init__(self) -> None:
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        synchronize()
+
+    def start(self) -> None:
+        self._start.record()
+
+    def stop(self) -> float:
+        self._end.record()
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end)
+
+
+class HostStopwatch:
+    """Milliseconds of the host's time, for the CPU implementation."""
+
+    def start(self) -> None:
+        self._start = time.perf_counter()
+
+    def stop(self) -> float:
+        return (time.perf_counter() - self._start) * 1e3
+
+
+def stopwatch() -> EventStopwatch | HostStopwatch:
+    return EventStopwatch() if torch.cuda.is_available() else HostStopwatch()
 
 
 def poison_free_memory(count: int = 4) -> None:
     """Fills the blocks that the allocator will hand out next, so that unwritten outputs show."""
+    if not torch.cuda.is_available():
+        return
     sizes = [2**exponent for exponent in range(29, 19, -1) for _ in range(count)]
     blocks = [torch.full((size,), POISON, dtype=torch.uint8, device="cuda") for size in sizes]
     synchronize()
