@@ -12,7 +12,8 @@ from dash.bench.run import ALL_PROVIDERS, Bench
 from dash.bench.shapes import Shape
 from dash.bench.tables import markdown
 from dash.cli import problem
-from dash.cli.problem import shape_from_options
+from dash.cli.problem import bench_shape, shape_from_options
+from dash.cli.report import timing_table
 from dash.cli.runs import console, play
 from dash.device import default_device
 
@@ -77,12 +78,16 @@ def bench(
     if quick:
         rounds, seconds = 1, QUICK_SECONDS / (1.25 * len(shapes) * len(names))
     run = Bench(names, seconds, rounds, preset or "")
-    rows = [{k: str(v) for k, v in row.items()} for row in play(run, shapes, csv)]
-    console.print(markdown(rows), markup=False, soft_wrap=True)
+    rows = play(run, shapes, csv)
+    if len(shapes) == 1 and rows:
+        console.print(timing_table(rows, str(shapes[0])))
+    written = [{k: str(v) for k, v in row.items()} for row in rows]
+    if len(shapes) > 1:
+        console.print(markdown(written), markup=False, soft_wrap=True)
     if plot is not None:
         from dash.bench.plots import plot_all
 
-        for path in plot_all(rows, plot):
+        for path in plot_all(written, plot):
             console.print(f"wrote {path}", markup=False)
     if run.absent.wrong:
         raise typer.Exit(1)
@@ -93,20 +98,6 @@ def preset_shapes(name: str, quick: bool) -> tuple[Shape, ...]:
         raise typer.BadParameter(f"{name!r}; there are {', '.join(PRESETS)}", param_hint="--preset")
     preset = PRESETS[name]
     return preset.quick() if quick else preset.shapes
-
-
-def bench_shape(shape: problem.Shape) -> Shape:
-    """The command line's problem as the benchmark's."""
-    return Shape(
-        shape.batch,
-        shape.seqlen_q,
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        shape.causal,
-        seqlen_k=shape.seqlen_k,
-        dtype=str(shape.dtype).removeprefix("torch."),
-    )
 
 
 def provider_names(asked: str | None, strategy: str, quick: bool) -> list[str]:

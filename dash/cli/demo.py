@@ -6,9 +6,9 @@ import torch
 import typer
 
 import dash
+from dash.bench.run import Bench
 from dash.cli.accuracy import judge
-from dash.cli.problem import Shape, make_inputs
-from dash.cli.providers import providers
+from dash.cli.problem import Shape, bench_shape, make_inputs
 from dash.cli.repeats import repeat
 from dash.cli.report import (
     accuracy_table,
@@ -18,13 +18,14 @@ from dash.cli.report import (
     repeats_line,
     timing_table,
 )
-from dash.cli.timing import time_in_turns
+from dash.cli.runs import play
 from dash.device import default_device
 from dash.extension import ExtensionMissingError, extension
 
 REPEATS = 20
 ROUNDS = 10
-BURST_MS = 50.0
+SECONDS = 0.05  # of a window
+RIVALS = ("cudnn_nondet", "fa2_det")
 
 
 def demo() -> None:
@@ -69,7 +70,6 @@ def _show(shape: Shape, device: torch.device) -> bool:
     )
     console.print(repeats_line(result))
     if device.type == "cuda":
-        rivals = list(providers(inputs, [plan.strategy]))
-        results = time_in_turns(rivals, ROUNDS, BURST_MS, progress("timing"))
-        console.print(timing_table(results, shape))
+        rows = play(Bench(["dash", *RIVALS], SECONDS, ROUNDS), [bench_shape(shape)], None)
+        console.print(timing_table(rows, str(shape)))
     return result.different == 0 and all(v.passed for v in verdicts)

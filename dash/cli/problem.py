@@ -1,4 +1,4 @@
-"""Attention problems of the command line: their options, inputs, and cost."""
+"""Attention problems of the command line: their options and inputs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import typer
 
 import dash
+from dash.bench import shapes as bench_shapes
 from dash.device import default_device, dtype_name
 from dash.forward import choose_forward
 
@@ -47,19 +48,6 @@ class Shape:
     def kv(self) -> tuple[int, int, int, int]:
         return self.batch, self.seqlen_k, self.kv_heads, self.head_dim
 
-    @property
-    def flops(self) -> float:
-        """Of the backward pass: five products over the pairs of query and key that see each other.
-
-        A square causal mask counts half of all pairs, as published benchmarks count.
-        """
-        pairs = self.seqlen_q * self.seqlen_k
-        if self.causal and self.seqlen_q <= self.seqlen_k:
-            pairs -= self.seqlen_q**2 / 2
-        elif self.causal:
-            pairs = self.seqlen_k**2 / 2
-        return 10.0 * self.batch * self.heads * self.head_dim * pairs
-
     def __str__(self) -> str:
         heads = f"{self.heads}" + ("" if self.heads == self.kv_heads else f"/{self.kv_heads}")
         more = "" if self.seqlen_q == self.seqlen_k else f" x {self.seqlen_k}"
@@ -93,6 +81,20 @@ def shape_from_options(
         head_dim=head_dim,
         dtype=DTYPES[dtype],
         causal=causal,
+    )
+
+
+def bench_shape(shape: Shape) -> bench_shapes.Shape:
+    """The command line's problem as the benchmark's."""
+    return bench_shapes.Shape(
+        shape.batch,
+        shape.seqlen_q,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.causal,
+        seqlen_k=shape.seqlen_k,
+        dtype=dtype_name(shape.dtype),
     )
 
 

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from dash.bench.rows import Row
+from dash.bench.tables import title_of
 from dash.cli.accuracy import Verdict
-from dash.cli.problem import Shape
 from dash.cli.repeats import Repeats
-from dash.cli.timing import Timed
 from dash.plan import Plan
 
 console = Console(highlight=False)
@@ -52,22 +52,20 @@ def repeats_line(repeats: Repeats) -> str:
     )
 
 
-def timing_table(results: list[Timed], shape: Shape) -> Table:
+def timing_table(rows: list[Row], title: str) -> Table:
     """Time, TFLOPS and speed relative to the first row, which is dash."""
-    table = Table(title=f"Backward pass, {shape}", title_justify="left")
+    table = Table(title=f"Backward pass, {title}", title_justify="left")
     table.add_column("kernel", no_wrap=True)
     for column in ("repeats bitwise", "ms", "spread", "TFLOPS", "time / dash"):
         table.add_column(column, justify="right")
-    for timed in results:
-        if not timed.finite:
-            table.add_row(timed.provider.name, "[red]not finite[/red]")
-            continue
+    for row in rows:
+        promised = not row["provider"].endswith("nondet")
         table.add_row(
-            timed.provider.name,
-            mark(timed.provider.deterministic) if timed.provider.deterministic else "not promised",
-            f"{timed.ms:.3f}",
-            f"{timed.spread:.0%}",
-            f"{timed.tflops(shape.flops):.0f}",
-            f"{timed.ms / results[0].ms:.2f}",
+            " ".join(filter(None, (title_of(row["provider"]), row["strategy"]))),
+            mark(True) if promised else "not promised",
+            f"{row['ms']:.3f}",
+            f"{(row['ms_max'] - row['ms_min']) / row['ms']:.0%}",
+            f"{row['tflops']:.0f}",
+            f"{row['ms'] / rows[0]['ms']:.2f}",
         )
     return table
