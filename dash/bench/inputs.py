@@ -37,20 +37,12 @@ class Tensors:
 
 
 def make_tensors(shape: Shape, device: torch.device | str | None = None) -> Tensors:
-    """Normal inputs, never zeros, the same in every process of a run."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    dtype = getattr(torch, shape.dtype)
-
-    def normal(size: tuple[int, ...]) -> torch.Tensor:
-        return torch.randn(size, device=device, dtype=dtype)
-
-    dout, q, k, v = (normal(s) for s in (shape.out_shape, shape.q_shape, *kv_shapes(shape)))
+    """A problem's inputs, and what FlashAttention-2 (on a CPU plain PyTorch) makes of them."""
+    dout, q, k, v = normal_inputs(shape, device)
     cu_seqlens = None
     if shape.packed:
         ends = torch.tensor(shape.lengths).cumsum(0)
-        cu_seqlens = torch.cat([torch.zeros(1), ends]).to(device, torch.int32)
+        cu_seqlens = torch.cat([torch.zeros(1), ends]).to(q.device, torch.int32)
     if q.is_cuda:
         out, lse, gradients = flash_reference(shape, dout, q, k, v, cu_seqlens)
     else:
@@ -58,8 +50,16 @@ def make_tensors(shape: Shape, device: torch.device | str | None = None) -> Tens
     return Tensors(dout, q, k, v, out, lse, gradients, cu_seqlens)
 
 
-def kv_shapes(shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return shape.k_shape, shape.v_shape
+def normal_inputs(
+    shape: Shape, device: torch.device | str | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dout, q, k, v: normal, never zeros, the same in every process of a run."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    sizes = (shape.out_shape, shape.q_shape, shape.k_shape, shape.v_shape)
+    dtype = getattr(torch, shape.dtype)
+    return tuple(torch.randn(size, device=device, dtype=dtype) for size in sizes)
 
 
 def flash_reference(

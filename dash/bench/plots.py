@@ -97,7 +97,7 @@ def strategies(times: Times) -> Figure | None:
 
     figure = panels(times, names, value, "time / the best strategy's")
     for axes in figure.axes:
-        axes.set_ylim(top=min(axes.get_ylim()[1], SLOWEST_SHOWN))
+        axes.set_ylim(0.98, min(axes.get_ylim()[1], SLOWEST_SHOWN))
     return figure
 
 

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from dash.bench.block_models import BLOCK_MODELS
+from dash.bench.block_tables import block_markdown
+from dash.bench.blocks import BLOCK_PROVIDERS, BlockBench
 from dash.bench.presets import PRESETS
 from dash.bench.run import ALL_PROVIDERS, Bench
 from dash.bench.shapes import Shape
@@ -14,7 +17,7 @@ from dash.bench.tables import markdown
 from dash.cli import problem
 from dash.cli.problem import bench_shape, shape_from_options
 from dash.cli.report import timing_table
-from dash.cli.runs import console, play
+from dash.cli.runs import console, play, play_blocks
 from dash.device import default_device
 
 QUICK_SECONDS = 30.0  # of all windows together; problems and processes take as long to prepare
@@ -35,12 +38,17 @@ Providers = Annotated[
 Rounds = Annotated[int, typer.Option(help="Windows of each provider; the median counts.", min=1)]
 Seconds = Annotated[float, typer.Option(help="Length of a window.", min=0.001)]
 Quick = Annotated[bool, typer.Option(help="Under a minute: few problems, short windows.")]
+BlockFlag = Annotated[
+    bool,
+    typer.Option("--block", help="Whole transformer blocks of a model's preset; of all without."),
+]
 Out = Annotated[Path | None, typer.Option(help="CSV file that the rows are appended to.")]
 Plot = Annotated[Path | None, typer.Option(help="Folder for plots of the run (PNG).")]
 
 
 def bench(
     preset: PresetName = None,
+    block: BlockFlag = False,
     quick: Quick = False,
     providers: Providers = None,
     csv: Out = None,
@@ -62,6 +70,9 @@ def bench(
         for name, known in PRESETS.items():
             console.print(f"{name:13} {known.about}; {len(known.shapes)} problems", markup=False)
         return
+    if block:
+        bench_blocks(preset, providers, csv, rounds, seconds)
+        return
     if preset is None:
         asked = shape_from_options(
             batch, seqlen, seqlen_k, heads, kv_heads, head_dim, dtype, causal
@@ -69,11 +80,7 @@ def bench(
         shapes = [bench_shape(asked)]
     else:
         shapes = list(preset_shapes(preset, quick))
-    if default_device().type != "cuda":
-        console.print(
-            "bench needs a Hopper GPU; [bold]python -m dash doctor[/bold] says what is here"
-        )
-        raise typer.Exit(1)
+    require_hopper()
     names = provider_names(providers, strategy, quick)
     if quick:
         rounds, seconds = 1, QUICK_SECONDS / (1.25 * len(shapes) * len(names))
@@ -93,6 +100,33 @@ def bench(
         raise typer.Exit(1)
 
 
+def bench_blocks(
+    preset: str | None, providers: str | None, out: Path | None, rounds: int, seconds: float
+) -> None:
+    """Forward and backward of whole blocks."""
+    if preset is not None and preset not in BLOCK_MODELS:
+        known = ", ".join(BLOCK_MODELS)
+        raise typer.BadParameter(f"{preset!r} has no block; there are {known}")
+    require_hopper()
+    names = list(BLOCK_PROVIDERS) if providers is None else parts(providers)
+    models = [BLOCK_MODELS[preset]] if preset else list(BLOCK_MODELS.values())
+    rows = play_blocks(BlockBench(names, seconds, rounds), models, out)
+    written = [{k: str(v) for k, v in row.items()} for row in rows]
+    console.print(block_markdown(written), markup=False, soft_wrap=True)
+
+
+def require_hopper() -> None:
+    if default_device().type != "cuda":
+        console.print(
+            "bench needs a Hopper GPU; [bold]python -m dash doctor[/bold] says what is here"
+        )
+        raise typer.Exit(1)
+
+
+def parts(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
 def preset_shapes(name: str, quick: bool) -> tuple[Shape, ...]:
     if name not in PRESETS:
         raise typer.BadParameter(f"{name!r}; there are {', '.join(PRESETS)}", param_hint="--preset")
@@ -104,7 +138,7 @@ def provider_names(asked: str | None, strategy: str, quick: bool) -> list[str]:
     """The providers of ``--providers``, with dash's ``--strategy`` in the place of auto."""
     names = list(QUICK_PROVIDERS if quick else ALL_PROVIDERS)
     if asked is not None:
-        names = [name for name in asked.split(",") if name]
+        names = parts(asked)
     if strategy == "all":
         names.insert(1, "dash:all")
     elif strategy != "auto":

@@ -8,6 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dash.bench.block_models import BlockModel
+from dash.bench.blocks import BlockBench
 from dash.bench.rows import Row, RowFile
 from dash.bench.run import Bench
 from dash.bench.shapes import Shape
@@ -39,6 +41,37 @@ def play(bench: Bench, shapes: list[Shape], out: Path | None) -> list[Row]:
         style = "bold red" if "WRONG" in line else "dim"
         console.print(f"no number: {line}", style=style, markup=False)
     return rows
+
+
+def play_blocks(bench: BlockBench, models: list[BlockModel], out: Path | None) -> list[Row]:
+    """Like ``play``, for whole blocks."""
+    file = None if out is None else RowFile(out)
+    rows: list[Row] = []
+    cases = [(model, *case) for model in models for case in model.cases]
+    try:
+        with bar() as progress:
+            task = progress.add_task("", total=len(cases) * bench.rounds)
+            for model, batch, seqlen in cases:
+                progress.update(task, description=f"{model.name} {batch} x {seqlen}")
+                for row in bench.measure(model, batch, seqlen, lambda: progress.advance(task)):
+                    rows.append(row)
+                    if file is not None:
+                        file.write(row)
+                    console.print(block_line(row), markup=False)
+    finally:
+        if file is not None:
+            file.close()
+    for line in bench.absent.lines(len(cases)):
+        console.print(f"not measured: {line}", style="dim", markup=False)
+    return rows
+
+
+def block_line(row: Row) -> str:
+    derived = ", derived" if row["derived"] else ""
+    return (
+        f"{row['model']} {row['batch']} x {row['seqlen']}: {row['provider']} {row['ms']} ms, "
+        f"attention {row['share']:.0%}{derived}"
+    )
 
 
 def bar() -> Progress:
