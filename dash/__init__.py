@@ -2,6 +2,8 @@
 
 torch.ops.dash.attention_bwd    the operator (dash.ops)
 dash.attention                  attention that is differentiable through it (dash.interface)
+torch.ops.dash.attention_varlen_bwd, dash.attention_varlen, dash.plan_varlen
+                                the same for packed sequences (dash.varlen)
 dash.plan                       what will run, and the fingerprint of its order (dash.plan)
 dash.schedule                   the schedules as graphs: build, simulate, draw
 python -m dash                  doctor | bench | verify | demo | schedule
@@ -14,10 +16,20 @@ from dash import ops
 from dash.interface import attention
 from dash.plan import Plan, plan
 from dash.support import UnsupportedError
+from dash.varlen import VarlenPlan, attention_varlen, plan_varlen
 
 __version__ = "0.1.0"
 
-__all__ = ["Plan", "UnsupportedError", "attention", "ops", "plan"]
+__all__ = [
+    "Plan",
+    "UnsupportedError",
+    "VarlenPlan",
+    "attention",
+    "attention_varlen",
+    "ops",
+    "plan",
+    "plan_varlen",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

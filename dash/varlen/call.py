@@ -1,0 +1,65 @@
+"""One value for the arguments of a packed backward, which has eighteen."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class PackedCall(NamedTuple):
+    """The arguments of ``torch.ops.dash.attention_varlen_bwd``, in its order.
+
+    Attributes:
+        dout, q, out: ``(total_q, heads, head_dim)``.
+        k, v: ``(total_k, kv_heads, head_dim)``.
+        softmax_lse: float32 ``(heads, total_q)``, natural log; ±inf for a row without keys.
+        cu_seqlens_q, cu_seqlens_k: int32 ``(batch + 1,)``: the first row of each sequence, then the
+            end of the last. The first entry is 0 and none is smaller than the one before it.
+        max_seqlen_q, max_seqlen_k: never read.
+        softmax_scale: None for ``head_dim ** -0.5``.
+        causal: bottom-right aligned in each sequence.
+        window_left, window_right: keys left and right of the diagonal that a row sees; None: all.
+        seqused_q, seqused_k: int32 ``(batch,)``, the rows of its space that a sequence uses; None:
+            all of them.
+        strategy, group_split: the order of the sums, chosen for each sequence as for a dense call.
+    """
+
+    dout: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    softmax_lse: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+    max_seqlen_q: int | torch.Tensor | None = None
+    max_seqlen_k: int | torch.Tensor | None = None
+    softmax_scale: float | None = None
+    causal: bool = False
+    window_left: int | None = None
+    window_right: int | None = None
+    seqused_q: torch.Tensor | None = None
+    seqused_k: torch.Tensor | None = None
+    strategy: str = "auto"
+    group_split: int = 0
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """The window arguments that were given."""
+        given = {"window_left": self.window_left, "window_right": self.window_right}
+        return {name: size for name, size in given.items() if size is not None}
+
+    @property
+    def signature(self) -> tuple:
+        """All that the host may decide by: shapes, dtypes, devices and values, no contents."""
+        tensors = (
+            *self[:8],
+            *(t for t in (self.seqused_q, self.seqused_k) if t is not None),
+        )
+        return (
+            *((t.shape, t.dtype, t.device) for t in tensors),
+            *self[10:14],
+            self.seqused_q is None,
+            *self[16:],
+        )

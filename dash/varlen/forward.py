@@ -1,0 +1,205 @@
+"""Forward passes that ``dash.attention_varlen`` may call; none of them is ours but the last.
+
+``forward="auto"`` takes the first of ``FORWARDS`` that can run:
+
+1. ``fa3``: the package of FlashAttention-3 (``flash_attn_interface``);
+2. ``flash``: the FlashAttention-2 kernel that PyTorch holds, ``aten::_flash_attention_forward``;
+3. ``plain``: plain PyTorch, a sequence at a time. On a GPU it waits for ``cu_seqlens``.
+
+The first two want ``max_seqlen`` as an int. Where there is none, or a tensor, which to read would
+wait for the device, they get the bound that the shapes give: all rows of the pack. That costs empty
+CTAs, no bit. They trust ``cu_seqlens``, and know no gaps between sequences: with ``seqused`` they
+get a copy without gaps.
+
+All return ``out`` ``(total_q, heads, head_dim)`` in q's dtype and ``lse`` ``(heads, total_q)``
+fp32, ±inf for rows without keys. Such rows, and rows of no sequence, have zeros in ``out``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from dash.forward import fa3_package, plain_forward
+from dash.support import UnsupportedError
+from dash.varlen.rows import close_gaps, owners
+from dash.varlen.sequences import sequences_by_length
+
+# Sequences are the y dimension of FlashAttention-2's grid.
+_FLASH_MAX_SEQUENCES = 65_535
+
+
+class Pack(NamedTuple):
+    """Queries, keys and values of packed sequences, and how they see each other.
+
+    Attributes:
+        q, k, v: ``(total, heads, head_dim)``.
+        cu_seqlens_q, cu_seqlens_k: int32 ``(batch + 1,)``.
+        max_seqlen_q, max_seqlen_k: upper bounds; None: unknown.
+        scale: factor on the scores.
+        causal, window_left, window_right: the mask of each sequence.
+        seqused_q, seqused_k: int32 ``(batch,)`` or None.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    scale: float
+    causal: bool
+    window_left: int | None
+    window_right: int | None
+    seqused_q: torch.Tensor | None
+    seqused_k: torch.Tensor | None
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """The window arguments that were given."""
+        given = {"window_left": self.window_left, "window_right": self.window_right}
+        return {name: size for name, size in given.items() if size is not None}
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """max_seqlen of q and of k as ints."""
+        given = self.max_seqlen_q, self.max_seqlen_k
+        totals = self.q.shape[0], self.k.shape[0]
+        return tuple(
+            total if bound is None else min(bound, total)
+            for bound, total in zip(given, totals, strict=True)
+        )
+
+
+OutAndLse = tuple[torch.Tensor, torch.Tensor]
+
+
+class Forward(NamedTuple):
+    """A forward pass: why it cannot run a pack (None: it can), and the pass."""
+
+    why_not: Callable[[Pack], str | None]
+    run: Callable[[Pack], OutAndLse]
+
+
+def choose_forward(pack: Pack, forward: str) -> tuple[str, Callable[[Pack], OutAndLse]]:
+    """The name of the forward that will run, and the forward.
+
+    Args:
+        forward: ``"auto"`` or a name of ``FORWARDS``.
+
+    Raises:
+        UnsupportedError: there is none of this name, or it cannot run this.
+    """
+    if forward == "auto":
+        name = next(name for name, one in FORWARDS.items() if one.why_not(pack) is None)
+        return name, FORWARDS[name].run
+    if forward not in FORWARDS:
+        known = ", ".join(repr(name) for name in ("auto", *FORWARDS))
+        raise UnsupportedError([f"forward is {forward!r}; required: one of {known}"])
+    reason = FORWARDS[forward].why_not(pack)
+    if reason is not None:
+        raise UnsupportedError([f"forward is {forward!r}; required: another, because {reason}"])
+    return forward, FORWARDS[forward].run
+
+
+def _no_fa3(pack: Pack) -> str | None:
+    if pack.q.device.type != "cuda":
+        return "it runs on CUDA devices only"
+    if fa3_package() is None or not hasattr(fa3_package(), "flash_attn_varlen_func"):
+        return "flash_attn_interface is not installed"
+    return None if pack.scale > 0 else f"it takes no softmax_scale of {pack.scale}"
+
+
+def _no_flash(pack: Pack) -> str | None:
+    if pack.q.device.type != "cuda":
+        return "it runs on CUDA devices only"
+    if not torch.backends.cuda.is_flash_attention_available():
+        return "this PyTorch was built without it"
+    if not torch.backends.cuda.flash_sdp_enabled():
+        return "torch.backends.cuda.enable_flash_sdp(False) turned it off"
+    if pack.cu_seqlens_q.shape[0] - 1 > _FLASH_MAX_SEQUENCES:
+        return f"it takes at most {_FLASH_MAX_SEQUENCES} sequences"
+    return None if pack.scale > 0 else f"it takes no softmax_scale of {pack.scale}"
+
+
+def _fa3(pack: Pack) -> OutAndLse:
+    function = fa3_package().flash_attn_varlen_func
+    # Releases up to spring 2025 always return lse; later ones only when asked.
+    asks = "return_attn_probs" in inspect.signature(function).parameters
+    more = {"return_attn_probs": True} if asks else {}
+    max_seqlen_q, max_seqlen_k = pack.bounds
+    out, lse, *_ = function(
+        pack.q, pack.k, pack.v, cu_seqlens_q=pack.cu_seqlens_q, cu_seqlens_k=pack.cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax_scale=pack.scale,
+        causal=pack.causal,
+        window_size=tuple(-1 if w is None else w for w in (pack.window_left, pack.window_right)),
+        **more,
+    )  # fmt: skip
+    return out, lse
+
+
+def _flash(pack: Pack) -> OutAndLse:
+    windows = {name.replace("window", "window_size"): w for name, w in pack.windows.items()}
+    last_dim_dense = (t if t.stride(-1) == 1 else t.contiguous() for t in pack[:3])
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        *last_dim_dense, pack.cu_seqlens_q, pack.cu_seqlens_k, *pack.bounds, 0.0, pack.causal,
+        False, scale=pack.scale, **windows,
+    )  # fmt: skip
+    return out, lse
+
+
+def _without_gaps(kernel: Callable[[Pack], OutAndLse]) -> Callable[[Pack], OutAndLse]:
+    """``kernel`` for packs with ``seqused`` too, with zeros in the rows of no sequence."""
+
+    def run(pack: Pack) -> OutAndLse:
+        cu_seqlens = pack.cu_seqlens_q, pack.cu_seqlens_k
+        cu_seqlens_q, cu_seqlens_k = (cu.contiguous() for cu in cu_seqlens)
+        q, k, v, back = pack.q, pack.k, pack.v, None
+        if pack.seqused_q is not None:
+            cu_seqlens_q, (q,), back = close_gaps(cu_seqlens_q, pack.seqused_q, q)
+        if pack.seqused_k is not None:
+            cu_seqlens_k, (k, v), _ = close_gaps(cu_seqlens_k, pack.seqused_k, k, v)
+        out, lse = kernel(
+            pack._replace(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        )
+        if lse.dim() == 3:  # (batch, heads, max_seqlen_q), as PyTorch had it for a while
+            packed = owners(cu_seqlens_q, None, q.shape[0])
+            in_bound = packed.position.clamp(max=lse.shape[2] - 1)
+            lse = lse[packed.sequence, :, in_bound].mT.contiguous()
+        if back is not None:
+            out, lse = out[back], lse[:, back]
+        outside = ~owners(pack.cu_seqlens_q, pack.seqused_q, q.shape[0]).inside
+        return (
+            out.masked_fill_(outside[:, None, None], 0.0),
+            lse.masked_fill_(outside, -torch.inf),
+        )
+
+    return run
+
+
+def _plain(pack: Pack) -> OutAndLse:
+    """The dense plain forward on each sequence alone: no sequence changes another's bits."""
+    out = pack.q.new_zeros(pack.q.shape)
+    lse = pack.q.new_full((pack.q.shape[1], pack.q.shape[0]), -torch.inf, dtype=torch.float32)
+    for sequences in sequences_by_length(
+        pack.cu_seqlens_q, pack.cu_seqlens_k, pack.seqused_q, pack.seqused_k,
+        pack.q.shape[0], pack.k.shape[0],
+    ):  # fmt: skip
+        if sequences.empty:
+            continue
+        for rows_q, rows_k in zip(sequences.rows_q, sequences.rows_k, strict=True):
+            q, k, v = pack.q[rows_q][None], pack.k[rows_k][None], pack.v[rows_k][None]
+            one, one_lse = plain_forward(q, k, v, pack.scale, pack.causal, **pack.windows)
+            out[rows_q], lse[:, rows_q] = one[0], one_lse[0]
+    return out, lse
+
+
+FORWARDS = {
+    "fa3": Forward(_no_fa3, _without_gaps(_fa3)),
+    "flash": Forward(_no_flash, _without_gaps(_flash)),
+    "plain": Forward(lambda pack: None, _plain),
+}

@@ -1,0 +1,145 @@
+"""The packed backward on the GPU: checks by signature, memory, and the call of the kernels.
+
+A step of training calls with the same shapes in every layer, so what the host decides is remembered
+by the call's signature. Nothing here reads the device.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from dash.device import dtype_name
+from dash.extension import extension
+from dash.varlen import checks
+from dash.varlen.call import PackedCall
+
+_TMA_ALIGNMENT_BYTES = 16
+_TMA_STRIDE_ELEMENTS = 8  # 16 bytes of a 16-bit type
+_REMEMBERED_CALLS = 1024
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the host decides for all calls of one signature.
+
+    Attributes:
+        arguments: those of ``_C.backward_varlen`` that hold no address.
+        workspace_bytes: device memory beyond the outputs; 0: nothing to compute, all zeros.
+    """
+
+    arguments: dict[str, object]
+    workspace_bytes: int
+
+
+_launches: dict[tuple, Launch] = {}
+
+
+def launch(call: PackedCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dq, dk, dv, enqueued on the current stream of q's device."""
+    signature = call.signature
+    known = _launches.get(signature)
+    if known is None:
+        known = _decide(call)
+        if len(_launches) >= _REMEMBERED_CALLS:
+            _launches.clear()
+        _launches[signature] = known
+    q, k, v = call.q, call.k, call.v
+    if known.workspace_bytes == 0:
+        return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    # Copies live to the end of the function, so that the launch reads memory that is theirs; later
+    # allocations on this stream come after it.
+    dout, q, k, v, out = (tma_ready(t) for t in (call.dout, q, k, v, call.out))
+    lengths = call.cu_seqlens_q, call.cu_seqlens_k, call.seqused_q, call.seqused_k
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k = (
+        None if t is None else t.contiguous() for t in lengths
+    )
+    # A bare storage: torch.use_deterministic_algorithms fills torch.empty with NaN, which would
+    # cost a write of every fp32 dQ sum.
+    workspace = torch.UntypedStorage(known.workspace_bytes, device=q.device)
+    extension().backward_varlen(
+        **known.arguments,
+        q=_view(q),
+        k=_view(k),
+        v=_view(v),
+        out=_view(out),
+        dout=_view(dout),
+        lse=(call.softmax_lse.data_ptr(), *call.softmax_lse.stride()),
+        dq=_view(dq),
+        dk=_view(dk),
+        dv=_view(dv),
+        cu_seqlens_q=cu_seqlens_q.data_ptr(),
+        cu_seqlens_k=cu_seqlens_k.data_ptr(),
+        seqused_q=0 if seqused_q is None else seqused_q.data_ptr(),
+        seqused_k=0 if seqused_k is None else seqused_k.data_ptr(),
+        workspace=workspace.data_ptr(),
+        workspace_bytes=known.workspace_bytes,
+        device=q.device.index,
+        stream=torch.cuda.current_stream(q.device).cuda_stream,
+    )
+    return dq, dk, dv
+
+
+def _decide(call: PackedCall) -> Launch:
+    checks.check_call(call)
+    q, k = call.q, call.k
+    batch = call.cu_seqlens_q.shape[0] - 1
+    if batch == 0 or q.numel() == 0 or k.numel() == 0:
+        return Launch({}, 0)
+    shape = {
+        "batch": batch,
+        "heads": q.shape[1],
+        "kv_heads": k.shape[1],
+        "total_q": q.shape[0],
+        "total_k": k.shape[0],
+        "head_dim": q.shape[2],
+        "causal": call.causal,
+        "window_left": -1 if call.window_left is None else call.window_left,
+        "window_right": -1 if call.window_right is None else call.window_right,
+        "strategy": call.strategy,
+        "group_split": call.group_split,
+    }
+    scale = q.shape[2] ** -0.5 if call.softmax_scale is None else call.softmax_scale
+    values = {"dtype": dtype_name(q.dtype), "softmax_scale": scale}
+    return Launch(shape | values, workspace_bytes(**shape))
+
+
+@functools.lru_cache(maxsize=1024)
+def workspace_bytes(**shape: object) -> int:
+    """Device memory that a packed call takes beyond its outputs, whatever its lengths are."""
+    return extension().varlen_workspace_bytes(**shape)
+
+
+def tma_ready(t: torch.Tensor) -> torch.Tensor:
+    """``t`` ``(total, heads, head_dim)`` where TMA can read it as it lies, else a contiguous copy.
+
+    As ``dash.ops.tma_ready``: no gaps in the last dimension, a 16-byte aligned base, strides that
+    are positive multiples of 16 bytes.
+    """
+    total, heads, head_dim = t.stride()
+    if (
+        head_dim == 1
+        and (t.shape[0] == 1 or (total > 0 and total % _TMA_STRIDE_ELEMENTS == 0))
+        and (t.shape[1] == 1 or (heads > 0 and heads % _TMA_STRIDE_ELEMENTS == 0))
+        and t.data_ptr() % _TMA_ALIGNMENT_BYTES == 0
+    ):
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def _view(t: torch.Tensor) -> tuple[int, int, int]:
+    """(address, row_stride, head_stride) in elements.
+
+    The stride of a dimension of size 1 is never used and may hold anything, but a TMA descriptor
+    checks it: it becomes the stride of a contiguous tensor.
+    """
+    rows, heads, head_dim = t.shape
+    row_stride, head_stride, _ = t.stride()
+    return (
+        t.data_ptr(),
+        heads * head_dim if rows == 1 else row_stride,
+        head_dim if heads == 1 else head_stride,
+    )

@@ -1,0 +1,170 @@
+"""Plans of packed calls: what the backward will do with each length, known before anything runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dash.device import dtype_name
+from dash.plan import Plan, plan
+from dash.support import UnsupportedError
+
+_FINGERPRINT_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class SequencePlan:
+    """What happens to the sequences of one length in a pack.
+
+    Attributes:
+        seqlen_q, seqlen_k: rows of a sequence.
+        count: how many sequences of the pack are like this.
+        plan: the plan of the dense call on one of them, whose order and bits they have; None where
+            there is nothing to compute (no query or no key).
+    """
+
+    seqlen_q: int
+    seqlen_k: int
+    count: int
+    plan: Plan | None
+
+
+@dataclass(frozen=True)
+class VarlenPlan:
+    """What ``torch.ops.dash.attention_varlen_bwd`` will do for a list of lengths.
+
+    Attributes:
+        sequences: one entry for each distinct pair of lengths, in the order of the pack.
+        q_shape: ``(total_q, heads, head_dim)``.
+        kv_shape: ``(total_k, kv_heads, head_dim)``.
+        dtype, causal: the rest of the problem.
+    """
+
+    sequences: tuple[SequencePlan, ...]
+    q_shape: tuple[int, int, int]
+    kv_shape: tuple[int, int, int]
+    dtype: torch.dtype
+    causal: bool
+
+    @property
+    def batch(self) -> int:
+        return sum(one.count for one in self.sequences)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over the fingerprints of the distinct lengths.
+
+        The same for every order and number of these lengths: the order of the sums of a gradient
+        does not depend on them.
+        """
+        found = sorted({one.plan.fingerprint for one in self.sequences if one.plan is not None})
+        return hashlib.sha256(" ".join(found).encode()).hexdigest()[:_FINGERPRINT_DIGITS]
+
+    def __str__(self) -> str:
+        mask = "causal, bottom-right in each sequence" if self.causal else "full"
+        head = [
+            ("problem", f"q {self.q_shape}, kv {self.kv_shape}, {dtype_name(self.dtype)}, {mask}"),
+            ("sequences", f"{self.batch} of {len(self.sequences)} distinct lengths"),
+            ("fingerprint", f"{self.fingerprint}, of all lengths"),
+        ]
+        width = max(len(label) for label, _ in head)
+        lines = [f"{label:<{width}}  {text}" for label, text in head]
+        table = [("count", "seqlen_q", "seqlen_k", "strategy", "groups", "fingerprint")]
+        table += [_row(one) for one in self.sequences]
+        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+        lines += [
+            "  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in table
+        ]
+        return "\n".join(lines)
+
+
+def _row(one: SequencePlan) -> tuple[str, ...]:
+    lengths = f"{one.count:,}", f"{one.seqlen_q:,}", f"{one.seqlen_k:,}"
+    if one.plan is None:
+        return *lengths, "nothing to do", "", ""
+    groups = "whole" if one.plan.group_split == 1 else f"in {one.plan.group_split} parts"
+    return *lengths, one.plan.strategy, groups, one.plan.fingerprint
+
+
+def plan_varlen(
+    q_shape: Sequence[int],
+    kv_shape: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    seqlens_q: Sequence[int],
+    seqlens_k: Sequence[int] | None = None,
+    causal: bool,
+    strategy: str = "auto",
+    group_split: int = 0,
+    device: torch.device | str | int | None = None,
+) -> VarlenPlan:
+    """Says what the packed backward will do with sequences of these lengths.
+
+    Nothing runs and no device is asked for contents. The lengths decide no bit of each other and
+    no launch: grid and workspace follow from the shapes and from how many lengths there are.
+
+    Args:
+        q_shape: ``(total_q, heads, head_dim)``.
+        kv_shape: ``(total_k, kv_heads, head_dim)``.
+        dtype: ``torch.bfloat16`` or ``torch.float16``.
+        seqlens_q: rows of q of each sequence: ``cu_seqlens_q.diff().tolist()``.
+        seqlens_k: rows of k; None: those of q.
+        causal, strategy, group_split, device: as for ``dash.plan``.
+
+    Raises:
+        UnsupportedError: the problem or the strategy is not supported; says why.
+    """
+    seqlens_q = list(seqlens_q)
+    seqlens_k = seqlens_q if seqlens_k is None else list(seqlens_k)
+    shapes = tuple(q_shape), tuple(kv_shape)
+    _check_lengths(*shapes, seqlens_q, seqlens_k)
+    counts = Counter(zip(seqlens_q, seqlens_k, strict=True))
+
+    def plan_of(seqlen_q: int, seqlen_k: int) -> Plan | None:
+        if seqlen_q == 0 or seqlen_k == 0:
+            return None
+        one = (1, seqlen_q, *shapes[0][1:]), (1, seqlen_k, *shapes[1][1:])
+        rest = {"causal": causal, "strategy": strategy, "group_split": group_split}
+        return plan(*one, dtype, **rest, device=device)
+
+    return VarlenPlan(
+        sequences=tuple(
+            SequencePlan(*lengths, count, plan_of(*lengths)) for lengths, count in counts.items()
+        ),
+        q_shape=shapes[0],
+        kv_shape=shapes[1],
+        dtype=dtype,
+        causal=causal,
+    )
+
+
+def _check_lengths(
+    q_shape: tuple[int, ...],
+    kv_shape: tuple[int, ...],
+    seqlens_q: list[int],
+    seqlens_k: list[int],
+) -> None:
+    found = []
+    for name, shape in (("q_shape", q_shape), ("kv_shape", kv_shape)):
+        if len(shape) != 3 or min(shape) <= 0:
+            found.append(f"{name} is {shape}; required: 3 positive sizes (total, heads, head_dim)")
+    if len(seqlens_k) != len(seqlens_q):
+        found.append(
+            f"seqlens_k has {len(seqlens_k)} lengths; required: {len(seqlens_q)}, as seqlens_q has"
+        )
+    sides = (("q", q_shape, seqlens_q), ("k", kv_shape, seqlens_k))
+    for side, shape, seqlens in sides if not found else ():
+        if min(seqlens, default=0) < 0:
+            found.append(f"seqlens_{side} has {min(seqlens)}; required: no negative length")
+        if sum(seqlens) > shape[0]:
+            found.append(
+                f"seqlens_{side} sums to {sum(seqlens)}; required: at most {shape[0]}, the rows "
+                f"of {side}"
+            )
+    if found:
+        raise UnsupportedError(found)
