@@ -32,8 +32,8 @@ PANEL = (4.2, 3.0)  # inches
 SLOWEST_SHOWN = 1.6  # of strategies, over the best: an unfit order takes up to 26 times as long
 
 
-def plot_all(rows: Rows, folder: Path) -> list[Path]:
-    """Draws what the rows have something for; returns the files."""
+def plot_all(rows: Rows, folder: Path, metadata: Mapping[str, str] | None = None) -> list[Path]:
+    """Draws what the rows have something for; returns the files, PNG with this metadata."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -50,7 +50,7 @@ def plot_all(rows: Rows, folder: Path) -> list[Path]:
             continue
         figure.supxlabel(place, fontsize=6, color="#666666")
         path = folder / f"{name}.png"
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=110, metadata=dict(metadata or {}))
         written.append(path)
     return written
 
