@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 import torch
 
-from dash.auto import choose_group_split, choose_strategy
+from dash.auto import choose
 from dash.device import DeviceModel, default_device, device_model, dtype_name
 from dash.extension import extension
 from dash.support import (
@@ -50,7 +50,7 @@ class Plan:
         chains: KV tiles over all batches, kv heads and parts; each has dK and dV in registers.
         tickets: units of launch, taken in order from a counter.
         grid: CTAs launched. It changes the time, never the bits.
-        cooperative: chains wait for each other in both directions, so all CTAs start together.
+        cyclic: chains wait for each other in both directions.
         workspace_bytes: device memory beyond the outputs.
         q_shape, kv_shape: ``(batch, seqlen, heads, head_dim)``.
         dtype, causal: the rest of the problem.
@@ -67,7 +67,7 @@ class Plan:
     chains: int
     tickets: int
     grid: int
-    cooperative: bool
+    cyclic: bool
     workspace_bytes: int
     q_shape: tuple[int, int, int, int]
     kv_shape: tuple[int, int, int, int]
@@ -122,9 +122,8 @@ class Plan:
         return text
 
     def _launch(self) -> str:
-        kind = "cooperative" if self.cooperative else "persistent"
         return (
-            f"{self.chains} chains in {self.tickets} tickets, {kind} grid of {self.grid} CTAs "
+            f"{self.chains} chains in {self.tickets} tickets, persistent grid of {self.grid} CTAs "
             f"({self.device.name})"
         )
 
@@ -148,7 +147,7 @@ def plan(
         causal: bottom-right aligned causal mask.
         strategy: a strategy's name, or ``"auto"``.
         group_split: parts to cut the q heads of a KV head into, a divisor of heads / kv_heads. 0:
-            what "auto" chooses (``choose_group_split``), and 1 with a named strategy.
+            what "auto" chooses (``csrc/schedule/auto.h``), and 1 with a named strategy.
         device: defaults to the current CUDA device where that is a Hopper GPU, else to the model
             of an H200, which is also what the CPU implementation plans for.
 
@@ -177,10 +176,7 @@ def cached_plan(
     model = device_model(device, dtype, q_shape[3])
     resident = model.resident_ctas
     if strategy == "auto":
-        # One sequence decides for every batch, or a gradient would depend on its neighbours.
-        one = (1, *q_shape[1:]), (1, *kv_shape[1:])
-        split = group_split or choose_group_split(make_problem(*one, causal))
-        name, why = choose_strategy(make_problem(*one, causal, split), resident)
+        name, split, why = choose(make_problem(q_shape, kv_shape, causal), resident, group_split)
     else:
         split = group_split or 1
         name, why = strategy, "asked for"
@@ -210,7 +206,7 @@ def cached_plan(
         chains=problem.chains,
         tickets=tickets,
         grid=extension().num_ctas(name, problem, resident),
-        cooperative=extension().is_cyclic(name),
+        cyclic=extension().is_cyclic(name),
         workspace_bytes=extension().workspace_bytes(problem, q_shape[3]),
         q_shape=q_shape,
         kv_shape=kv_shape,

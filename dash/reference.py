@@ -104,9 +104,9 @@ def attention_bwd(
     """
     problem = make_problem(plan.q_shape, plan.kv_shape, plan.causal, plan.group_split)
     dq = torch.zeros(q.shape, dtype=q.dtype)
-    parts = (*k.shape[:2], problem.kv_heads, k.shape[3])
+    parts = (*k.shape[:2], problem.kv_slices, k.shape[3])
     dk_parts, dv_parts = torch.zeros(parts), torch.zeros(parts)
-    grouped_dq = dq.unflatten(2, (problem.kv_heads, problem.group))
+    grouped_dq = dq.unflatten(2, (problem.kv_slices, problem.heads_of_chain))
     for chains, pairs in _pairs_by_order(plan.strategy, problem).items():
         batches, kv_heads = (torch.tensor(index) for index in zip(*pairs, strict=True))
         heads = _gather(dout, q, k, v, out, softmax_lse, problem, batches, kv_heads)
@@ -155,14 +155,14 @@ def _gather(
     more_kv = problem.kv_tiles * problem.tile_kv - problem.seqlen_k
 
     def q_side(t: torch.Tensor) -> torch.Tensor:
-        grouped = t.unflatten(2, (problem.kv_heads, problem.group))
+        grouped = t.unflatten(2, (problem.kv_slices, problem.heads_of_chain))
         return grouped[batches, :, kv_heads].transpose(1, 2)
 
     def kv_side(t: torch.Tensor) -> torch.Tensor:
         head = t[batches, :, kv_heads // problem.group_split]
         return torch.nn.functional.pad(head, (0, 0, 0, more_kv))
 
-    lse = softmax_lse.unflatten(1, (problem.kv_heads, problem.group))[batches, kv_heads]
+    lse = softmax_lse.unflatten(1, (problem.kv_slices, problem.heads_of_chain))[batches, kv_heads]
     rows = torch.arange(problem.seqlen_q)
     sees_keys = ~torch.isinf(lse)
     if problem.causal:

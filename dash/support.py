@@ -100,9 +100,6 @@ def make_problem(
 ) -> object:
     """The ``_C.Problem`` of ``(batch, seqlen, heads, head_dim)`` shapes, with the kernel's tiles.
 
-    Its ``kv_heads`` are those of ``kv_shape`` times ``group_split``: a schedule sees each part of a
-    group as a KV head of its own.
-
     Raises:
         ValueError: a size is not positive or the head dimension has no kernel.
     """
@@ -110,7 +107,7 @@ def make_problem(
     return extension().Problem(
         batch=q_shape[0],
         heads=q_shape[2],
-        kv_heads=kv_shape[2] * group_split,
+        kv_heads=kv_shape[2],
         seqlen_q=q_shape[1],
         seqlen_k=kv_shape[1],
         causal=causal,

@@ -7,7 +7,7 @@ import torch
 
 import dash
 from dash import _C
-from dash.auto import choose_strategy, steps_apart_in_shift
+from dash.auto import choose
 from dash.support import make_problem
 
 
@@ -31,7 +31,7 @@ def test_auto_always_finds_a_strategy_whatever_the_batch(seqlen_q, seqlen_k, hea
 @pytest.mark.parametrize("resident_ctas", [1, 2, 16, 78, 132])
 def test_auto_takes_what_a_small_chip_can_run(resident_ctas, causal) -> None:
     problem = make_problem((1, 8192, 4, 64), (1, 8192, 4, 64), causal)
-    name, why = choose_strategy(problem, resident_ctas)
+    name, _, why = choose(problem, resident_ctas)
     assert _C.why_not(name, problem, resident_ctas) is None
     assert why.startswith("auto")
 
@@ -94,7 +94,7 @@ def test_auto_takes_symmetric_shift_where_tiles_are_few_and_rounds_full(
     seqlens, heads, head_dim, resident_ctas, strategy
 ) -> None:
     shapes = ((1, seqlen, heads, head_dim) for seqlen in seqlens)
-    name, why = choose_strategy(make_problem(*shapes, True), resident_ctas)
+    name, _, why = choose(make_problem(*shapes, True), resident_ctas)
     assert name == strategy
     assert why.startswith("auto: the causal mask, a KV head for each q head")
 
@@ -114,7 +114,7 @@ def test_auto_takes_serpentine_where_its_blocks_fill_the_chip(
     seqlen, kv_heads, resident_ctas, strategy
 ) -> None:
     shapes = (1, seqlen, 7 * kv_heads, 128), (1, seqlen, kv_heads, 128)
-    assert choose_strategy(make_problem(*shapes, True), resident_ctas)[0] == strategy
+    assert choose(make_problem(*shapes, True), resident_ctas).strategy == strategy
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -175,12 +175,12 @@ def test_steps_apart_are_those_of_the_schedule(seqlens, group) -> None:
     assert gaps <= {even * group, last * group}
     assert even * group in gaps or chains == 1
     average = (even * (chains - 1) + last) / chains * group
-    assert steps_apart_in_shift(problem) == pytest.approx(average)
+    assert _C.steps_apart_in_shift(problem) == pytest.approx(average)
 
 
 def test_auto_says_what_shift_lacks() -> None:
     problem = make_problem((1, 8192, 4, 128), (1, 8192, 4, 128), False)
-    assert choose_strategy(problem, 64) == ("shift", "auto: the full mask")
-    name, why = choose_strategy(problem, 63)
+    assert choose(problem, 64) == ("shift", 1, "auto: the full mask")
+    name, _, why = choose(problem, 63)
     assert name == "staggered"
     assert _C.why_not("shift", problem, 63) in why

@@ -9,7 +9,7 @@ from split_cases import SUMS, expected, order_revealing_heads
 
 import dash
 from dash import _C
-from dash.auto import choose_group_split
+from dash.auto import choose
 from dash.support import make_problem
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def test_the_binding_checks_the_parts(problem) -> None:
 )
 def test_auto_splits_where_kv_heads_are_few(seqlen, heads, kv_heads, causal, parts) -> None:
     one = make_problem((1, seqlen, heads, 128), (1, seqlen, kv_heads, 128), causal)
-    assert choose_group_split(one) == parts
+    assert choose(one, 132).group_split == parts
     many = dash.plan(
         (9, seqlen, heads, 128), (9, seqlen, kv_heads, 128), torch.float16, causal=causal
     )

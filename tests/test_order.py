@@ -69,12 +69,13 @@ def by_strategy(cases: list[Case]) -> list:
 def test_dq_is_summed_in_turn_order(case, strategy) -> None:
     problem = problem_of(case)
     terms = [
-        order_revealing(problem.kv_tiles, case.q_shape[3], seed) for seed in range(problem.kv_heads)
+        order_revealing(problem.kv_tiles, case.q_shape[3], seed)
+        for seed in range(problem.kv_slices)
     ]
     q, out, dout = torch.zeros(3, *case.q_shape, dtype=case.dtype)
     k, v = torch.zeros(2, *case.kv_shape, dtype=case.dtype)
     dout[..., 0], v[..., 0] = 1, 1
-    for kv_head in range(problem.kv_heads):  # one key a tile, its first
+    for kv_head in range(problem.kv_slices):  # one key a tile, its first
         for kv_tile in range(problem.kv_tiles):
             k[:, kv_tile * problem.tile_kv, kv_head] = terms[kv_head][kv_tile].to(case.dtype)
     dq, _, _ = backward(
@@ -87,18 +88,18 @@ def test_dq_is_summed_in_turn_order(case, strategy) -> None:
         # The tile's last row sees the first key of every KV tile that contributes to the tile.
         row = min((q_tile + 1) * problem.tile_q, problem.seqlen_q) - 1
         wanted = fp32_sum([terms[kv_head][kv_tile] for kv_tile in kv_tiles]).to(case.dtype)
-        for head in range(kv_head * problem.group, (kv_head + 1) * problem.group):
+        for head in range(kv_head * problem.heads_of_chain, (kv_head + 1) * problem.heads_of_chain):
             assert torch.equal(dq[0, row, head], wanted), (q_tile, head)
 
 
 @pytest.mark.parametrize(("case", "strategy"), by_strategy(ORDER_CASES))
 def test_dk_and_dv_are_summed_in_visit_order_heads_innermost(case, strategy) -> None:
     problem = problem_of(case)
-    group, shape = problem.group, case.q_shape
+    group, shape = problem.heads_of_chain, case.q_shape
     # Heads are part of the order: a trial is one column over (q tile, head of the group).
     terms = [
         order_revealing(problem.q_tiles * group, shape[3], seed).unflatten(0, (-1, group))
-        for seed in range(problem.kv_heads)
+        for seed in range(problem.kv_slices)
     ]
     q, out, dout = torch.zeros(3, *shape, dtype=case.dtype)
     k, v = torch.zeros(2, *case.kv_shape, dtype=case.dtype)

@@ -38,7 +38,7 @@ def test_plan_says_what_the_binding_says(strategy, causal, head_dim, batch, kv_h
     assert p.tile_shape == _C.tile_shape(head_dim)
     assert p.chains == problem.chains
     assert p.tickets == _C.num_tickets(p.strategy, problem)
-    assert p.cooperative == _C.is_cyclic(p.strategy)
+    assert p.cyclic == _C.is_cyclic(p.strategy)
     assert p.workspace_bytes == _C.workspace_bytes(problem, head_dim)
     assert p.grid == _C.num_ctas(p.strategy, problem, 132)
     assert p.device == DeviceModel("model of an H200", 132)

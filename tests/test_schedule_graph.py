@@ -94,7 +94,7 @@ def test_shifts_are_optimal_where_heads_tile_the_chip(strategy, causal, heads):
 def lockstep(strategy, problem):
     """The graph with as many SMs as a head has tickets, each playing its place in every head."""
     play = Play.of(strategy, problem)
-    heads = problem.batch * problem.kv_heads
+    heads = problem.batch * problem.kv_slices
     assignment = graph.fixed_assignment(play, len(play.tickets) // heads)
     return graph.build(play, assignment, compute=3, reduce=1)
 

@@ -56,7 +56,7 @@ def test_visits_each_contributing_pair_once_in_gapless_turns(strategy, problem):
     wanted = {
         (batch, kv_head, kv_tile, q_tile)
         for batch in range(problem.batch)
-        for kv_head in range(problem.kv_heads)
+        for kv_head in range(problem.kv_slices)
         for kv_tile in range(problem.kv_tiles)
         for q_tile in range(problem.q_tiles)
         if contributes(problem, kv_tile, q_tile)

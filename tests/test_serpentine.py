@@ -65,7 +65,7 @@ def test_serpentine_takes_kv_tiles_in_order_and_their_rows_down_or_up(problem):
         upwards = list(range(problem.first_q_tile(kv_tile), problem.q_tiles))
         assert [q_tile for q_tile, _ in rows] in (upwards, upwards[::-1])
         assert {turn for _, turn in rows} == {kv_tile}
-    assert len(tiles) == problem.batch * problem.kv_heads
+    assert len(tiles) == problem.batch * problem.kv_slices
     assert all(order == list(range(problem.kv_tiles)) for order in tiles.values())
 
 

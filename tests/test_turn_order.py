@@ -105,8 +105,8 @@ def expected_dq(shape: Shape, terms: torch.Tensor, orders: dict) -> torch.Tensor
     keys = torch.arange(problem.kv_tiles) * problem.tile_kv
     rows = torch.arange(shape.seqlen_q)
     sees = rows[:, None] + problem.offset >= keys if shape.causal else rows[:, None] >= keys * 0
-    amplitude = amplitudes(shape).unflatten(1, (shape.kv_heads, problem.group))
-    dq = torch.zeros(shape.q_shape).unflatten(2, (shape.kv_heads, problem.group))
+    amplitude = amplitudes(shape).unflatten(1, (shape.kv_heads, problem.heads_of_chain))
+    dq = torch.zeros(shape.q_shape).unflatten(2, (shape.kv_heads, problem.heads_of_chain))
     totals: dict[tuple[int, Order], torch.Tensor] = {}  # heads with one order share their sums
     for (_, kv_head, q_tile), order in orders.items():
         tile = slice(q_tile * problem.tile_q, (q_tile + 1) * problem.tile_q)

@@ -2,13 +2,14 @@
 //
 // | barrier       | establishes                     | arrivals a phase            | waits      | fence, and why                    |
 // |---------------|---------------------------------|-----------------------------|------------|-----------------------------------|
-// | plan_full[p]  | a planned step can be read      | planner                     | loader     | arrive releases the descriptor    |
-// | plan_empty[p] | the planned step was read       | loader                      | planner    | none                              |
+// | plan_full[p]  | a planned step can be read      | tile scheduler              | loader     | arrive releases the descriptor    |
+// | plan_empty[p] | the planned step was read       | loader                      | scheduler  | none                              |
 // | k_full[c]     | K of a chain has landed         | loader + bytes              | MMA        | none: TMA completes on it         |
 // | k_empty[c]    | nobody reads K any more         | every MMA warp              | loader     | none: wgmma reads were waited for |
 // | v_full        | V of the chain has landed       | loader + bytes              | MMA        | none                              |
 // | v_empty       | nobody reads V any more         | every MMA warp              | loader     | none                              |
 // | q_full[s]     | Q, lse and the descriptor are in| loader + bytes              | MMA, one dQ writer | arrive releases the descriptor |
+// | repair        | a tile with keyless rows landed | loader + bytes              | loader     | proxy fence after the loader zeroed them, before q_full or dout_full |
 // | q_empty[s]    | Q and the descriptor were read  | every MMA warp + one writer | loader     | none                              |
 // | dout_full[s]  | dO and −delta have landed       | loader + bytes              | MMA        | none                              |
 // | dout_empty[s] | dO and −delta were read         | every MMA warp              | loader     | none                              |
@@ -44,6 +45,7 @@ __device__ void init_barriers(Storage& smem) {
     mbarrier_init(smem.dout_full[s], 1);
     mbarrier_init(smem.dout_empty[s], Config::kMmaWarps);
   }
+  mbarrier_init(smem.repair, 1);
   for (int d = 0; d < Config::kDsStages; ++d) mbarrier_init(smem.ds_full[d], Config::kMmaWarps);
   for (int w = 0; w < Config::kDqWriters; ++w) {
     mbarrier_init(smem.dq_full[w], Config::kMmaWarps);

@@ -2,7 +2,8 @@
 // builds without CUDA; every other file asks here.
 #pragma once
 
-#include "../schedule/problem.h"
+#include "../schedule/packing.h"
+#include "launch.h"
 
 namespace dash {
 
@@ -67,36 +68,63 @@ constexpr int tile_kv_of(int head_dim) {
   return bucket_of(head_dim) == 64 ? KernelConfig<64>::kTileKv : KernelConfig<128>::kTileKv;
 }
 
+// What the workspace has to hold.
+struct WorkspaceSizes {
+  int64_t dq_tiles = 0;     // in all heads
+  int64_t parts_tiles = 0;  // KV tiles of all slices, where groups may be split
+  int sequences = 0;        // of a packed call
+};
+
+inline WorkspaceSizes workspace_sizes(BackwardArgs const& args) {
+  Problem const& p = args.problem;
+  if (args.packed.batch == 0)
+    return {.dq_tiles = p.q_tiles_total(), .parts_tiles = p.group_split > 1 ? p.chains() : 0};
+  PackedSequences const& s = args.packed;
+  int const slices = args.group_split > 0   ? args.group_split
+                     : args.choose_strategy ? most_slices(p)
+                                            : 1;
+  int64_t const kv_tiles = numbered_tiles(s.total_k, s.batch, p.tile_kv);
+  return {.dq_tiles = int64_t{p.heads} * numbered_tiles(s.total_q, s.batch, p.tile_q),
+          .parts_tiles = slices > 1 ? kv_tiles * p.kv_heads * slices : 0,
+          .sequences = s.batch};
+}
+
 // The workspace: one block of device memory, cut once, here. Offsets in bytes.
 struct WorkspaceLayout {
   static constexpr int64_t kAlignment = 1024;
 
-  int64_t next_ticket = 0;  // int32, then the turn counters: what the preprocess kernel resets
-  int64_t dq_turns = 0;     // int32 for each (batch, head, q tile)
-  int64_t lse_log2 = 0;     // fp32 for each row of each q tile, padded to whole tiles
-  int64_t minus_delta = 0;  // likewise
-  int64_t dq_accum = 0;     // fp32 q tiles in fragment order (dq_fragment.cuh)
-  int64_t dk_parts = 0;  // fp32 KV tiles of every chain in fragment order, where groups are split
-  int64_t dv_parts = 0;  // likewise (kv_parts.cuh)
+  int64_t next_ticket = 0;    // int32, then the turn counters: what the preprocess kernel resets
+  int64_t dq_turns = 0;       // int32 for each q tile
+  int64_t lse_log2 = 0;       // fp32 for each row of each q tile, padded to whole tiles
+  int64_t minus_delta = 0;    // likewise
+  int64_t dq_accum = 0;       // fp32 q tiles in fragment order (dq_fragment.cuh)
+  int64_t dk_parts = 0;       // fp32 KV tiles in fragment order (kv_parts.cuh)
+  int64_t dv_parts = 0;       // likewise
+  int64_t table_header = 0;   // int32: num_tickets, malformed
+  int64_t first_tickets = 0;  // int32 for each sequence
+  int64_t records = 0;        // a SequenceRecord for each sequence
+  int64_t group_splits = 0;   // int32 for each sequence
   int64_t bytes = 0;
 
-  constexpr WorkspaceLayout(Problem const& problem, int bucket) {
-    int64_t const tiles = problem.q_tiles_total();
-    int64_t const rows = tiles * problem.tile_q;
+  constexpr WorkspaceLayout(WorkspaceSizes const& sizes, int tile_q, int tile_kv, int bucket) {
+    int64_t const floats = sizeof(float), ints = sizeof(int);
+    int64_t const rows = sizes.dq_tiles * tile_q, kv_rows = sizes.parts_tiles * tile_kv;
     auto const take = [this](int64_t size) {
       int64_t const at = bytes;
       bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
       return at;
     };
-    next_ticket = take(sizeof(int));
-    dq_turns = take(tiles * static_cast<int64_t>(sizeof(int)));
-    lse_log2 = take(rows * static_cast<int64_t>(sizeof(float)));
-    minus_delta = take(rows * static_cast<int64_t>(sizeof(float)));
-    dq_accum = take(rows * bucket * static_cast<int64_t>(sizeof(float)));
-    if (problem.group_split == 1) return;
-    int64_t const kv_rows = problem.chains() * problem.tile_kv;
-    dk_parts = take(kv_rows * bucket * static_cast<int64_t>(sizeof(float)));
-    dv_parts = take(kv_rows * bucket * static_cast<int64_t>(sizeof(float)));
+    next_ticket = take(ints);
+    dq_turns = take(sizes.dq_tiles * ints);
+    lse_log2 = take(rows * floats);
+    minus_delta = take(rows * floats);
+    dq_accum = take(rows * bucket * floats);
+    dk_parts = take(kv_rows * bucket * floats);
+    dv_parts = take(kv_rows * bucket * floats);
+    table_header = take(sizes.sequences > 0 ? 2 * ints : 0);
+    first_tickets = take(sizes.sequences * ints);
+    records = take(sizes.sequences * static_cast<int64_t>(sizeof(SequenceRecord)));
+    group_splits = take(sizes.sequences * ints);
   }
 };
 

@@ -27,8 +27,11 @@ TileShape tile_shape(int head_dim) {
   return {tile_q_of(head_dim), tile_kv_of(head_dim)};
 }
 
-size_t workspace_bytes(Problem const& problem, int head_dim) {
-  return static_cast<size_t>(WorkspaceLayout(problem, head_dim_bucket(head_dim)).bytes);
+size_t workspace_bytes(BackwardArgs const& args) {
+  Problem const& p = args.problem;
+  int const bucket = head_dim_bucket(args.head_dim);
+  return static_cast<size_t>(
+      WorkspaceLayout(workspace_sizes(args), p.tile_q, p.tile_kv, bucket).bytes);
 }
 
 #ifdef DASH_WITH_KERNELS
@@ -55,6 +58,18 @@ void check_tma(TensorView const& t, char const* name, int batch, int rows, int h
   check_stride(t.head_stride, heads);
 }
 
+void check_packed(PackedSequences const& s) {
+  if (s.cu_seqlens_q == nullptr) reject("cu_seqlens_q has a null address");
+  if (s.cu_seqlens_k == nullptr) reject("cu_seqlens_k has a null address");
+  auto const check_total = [](int total, char const* name) {
+    if (total < 0 || total >= kMaxTotalRows)
+      reject(std::string(name) + " is " + std::to_string(total) + "; wanted less than " +
+             std::to_string(kMaxTotalRows));
+  };
+  check_total(s.total_q, "total_q");
+  check_total(s.total_k, "total_k");
+}
+
 void check(BackwardArgs const& args) {
   Problem const& p = args.problem;
   TileShape const tiles = tile_shape(args.head_dim);
@@ -62,19 +77,21 @@ void check(BackwardArgs const& args) {
     reject("problem has tiles " + std::to_string(p.tile_q) + " x " + std::to_string(p.tile_kv) +
            "; the kernel for head_dim " + std::to_string(args.head_dim) + " has " +
            std::to_string(tiles.q) + " x " + std::to_string(tiles.kv));
-  if (p.chains() > std::numeric_limits<int>::max() ||
-      p.q_tiles_total() > std::numeric_limits<int>::max())
+  WorkspaceSizes const sizes = workspace_sizes(args);
+  constexpr int64_t kMost = std::numeric_limits<int>::max();
+  if (p.chains() > kMost || sizes.dq_tiles > kMost || sizes.parts_tiles > kMost)
     reject("problem has more than 2^31 - 1 tiles");
+  if (args.packed.batch > 0) check_packed(args.packed);
   check_tma(args.q, "q", p.batch, p.seqlen_q, p.heads);
-  check_tma(args.k, "k", p.batch, p.seqlen_k, p.heads_of_k());
-  check_tma(args.v, "v", p.batch, p.seqlen_k, p.heads_of_k());
+  check_tma(args.k, "k", p.batch, p.seqlen_k, p.kv_heads);
+  check_tma(args.v, "v", p.batch, p.seqlen_k, p.kv_heads);
   check_tma(args.dout, "dout", p.batch, p.seqlen_q, p.heads);
   check_tma(args.out, "out", p.batch, p.seqlen_q, p.heads);  // read sixteen bytes at a time
   check(args.dq, "dq");
   check(args.dk, "dk");
   check(args.dv, "dv");
   if (args.lse.data == nullptr) reject("softmax_lse has a null address");
-  size_t const needed = workspace_bytes(p, args.head_dim);
+  size_t const needed = workspace_bytes(args);
   if (args.workspace == nullptr || args.workspace_bytes < needed)
     reject("workspace has " + std::to_string(args.workspace_bytes) + " bytes; wanted " +
            std::to_string(needed));
@@ -98,7 +115,7 @@ int resident_ctas(int device, DType dtype, int head_dim) {
   return wide ? resident_ctas_fp16_d128(device) : resident_ctas_fp16_d64(device);
 }
 
-// Without kernels backward() and resident_ctas() do not exist: bindings.cpp says what is missing.
+// Without kernels backward() and resident_ctas() do not exist: the bindings say what is missing.
 #endif
 
 }  // namespace dash

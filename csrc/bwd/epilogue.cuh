@@ -14,24 +14,22 @@ __device__ __forceinline__ Element* head_of(TensorView const& t, int batch, int 
 }
 
 // An MMA thread's share of dK or dV, straight from registers to global memory: K and V are free for
-// the next chain's loads meanwhile. To `output`, scaled, or as it is to `parts` where that is given
-// because other chains have the rest of the sum.
+// the next chain's loads meanwhile. To `output`, scaled, or as it is to `parts` where other chains
+// have the rest of the sum.
 template <typename Element, typename Config, int kSize>
 __device__ __forceinline__ void store_kv_gradient(float const (&gradient)[kSize], float scale,
                                                   TensorView const& output, float* parts,
-                                                  MainParams const& params,
-                                                  StepDescriptor const& step, int mma_thread) {
+                                                  int head_dim, StepDescriptor const& step,
+                                                  int mma_thread) {
   using Fragment = KvFragment<Config>;
-  Problem const& p = params.problem;
-  if (parts != nullptr) {
-    int const head = step.batch * p.kv_heads + step.kv_head;
-    int64_t const chain = int64_t{head} * p.kv_tiles() + step.kv_tile;
-    keep_fragment<Fragment>(Fragment::tile(parts, chain), gradient, mma_thread);
+  if (step.parts_tile >= 0) {
+    keep_fragment<Fragment>(Fragment::tile(parts, step.parts_tile), gradient, mma_thread);
     return;
   }
-  store_fragment(gradient, scale, head_of<Element>(output, step.batch, step.kv_head),
-                 output.seq_stride, step.kv_tile * Config::kTileKv + Fragment::row(mma_thread), 0,
-                 p.seqlen_k, params.head_dim);
+  Element* const tile =
+      head_of<Element>(output, step.batch, step.kv_head) + step.kv_row * output.seq_stride;
+  store_fragment(gradient, scale, tile, output.seq_stride, Fragment::row(mma_thread), 0,
+                 step.columns, head_dim);
 }
 
 }  // namespace dash

@@ -6,7 +6,7 @@
 // the order of every sum whatever the timing.
 //
 //   role       threads                  does
-//   planner    warp 0, one lane         tickets, schedule, step descriptors
+//   scheduler  warp 0                   tickets, sequences, schedule, step descriptors
 //   loader     warp 1, one lane         TMA loads of K, V, Q, dO, lse, −delta
 //   dQ writer  kDqWriters warps,        wait turn, bulk add, wait complete, pass turn; alternating
 //              one lane each            over steps
@@ -22,8 +22,7 @@
 //   writer 1   │ read descriptor 1, wait turn ················· │ add 1, pass turn │ …
 //
 // Progress: in every CTA the oldest unfinished step depends only on its turn, and its turn only on
-// older tickets (acyclic schedules) or on chains that are resident with it (cyclic ones, launched
-// cooperatively).
+// smaller tickets or on tickets of its circle, which other CTAs hold (dealer.cuh).
 #pragma once
 
 #include "../sm90/grid_dependency.cuh"
@@ -32,17 +31,17 @@
 #include "dq_writer.cuh"
 #include "loader.cuh"
 #include "mma.cuh"
-#include "planner.cuh"
+#include "tile_scheduler.cuh"
 
 namespace dash {
 
-enum class Role { kPlanner, kLoader, kDqWriter, kIdle, kMma };
+enum class Role { kScheduler, kLoader, kDqWriter, kIdle, kMma };
 inline constexpr int kFirstDqWriter = 2;  // a warp
 
 template <typename Config>
 __device__ Role role_of(int warp) {
   if (warp >= kWarpgroup / kWarp) return Role::kMma;
-  if (warp == 0) return Role::kPlanner;
+  if (warp == 0) return Role::kScheduler;
   if (warp == 1) return Role::kLoader;
   return warp - kFirstDqWriter < Config::kDqWriters ? Role::kDqWriter : Role::kIdle;
 }
@@ -71,8 +70,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     MmaWarpgroup<Element, Config>(smem, params, threadIdx.x - kWarpgroup).run();
   } else {
     release_registers_down_to<Config::kServiceRegisters>();
-    if (role == Role::kPlanner) {
-      Planner<Element, Config>(smem, params).run(blockIdx.x);
+    if (role == Role::kScheduler) {
+      TileScheduler<Element, Config>(smem, params).run();
       return;  // not an else: with one, ptxas spills 12 to 20 bytes in the loader
     }
     if (!one_lane) return;

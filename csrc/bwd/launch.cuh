@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "../schedule/any_schedule.h"
 #include "../schedule/describe.h"
 #include "convert_dq.cuh"
 #include "device_context.h"
@@ -18,29 +17,46 @@
 
 namespace dash {
 
-// A (head_dim, rows, heads, batch) map of a tensor. Batch and head are dimensions of their own, so
-// that a box past the end of a sequence reads zeros and never a neighbour.
+// Of a dense tensor: (head_dim, row, batch, 1, head). Batch and head are dimensions of their own,
+// so that a box past the end of a sequence reads zeros and never a neighbour. Of a packed one:
+// tma.cuh.
+struct TensorMapShape {
+  cuuint64_t sizes[kTensorRank];
+  cuuint64_t strides[kTensorRank - 1];  // bytes
+};
+
+inline TensorMapShape dense_shape(TensorView const& t, int head_dim, int rows, int heads, int batch,
+                                  int element_bytes) {
+  auto const u64 = [](int64_t x) { return static_cast<cuuint64_t>(x); };
+  // The stride of a dimension with one element may be anything, except to the encoder.
+  auto const bytes = [&](int64_t stride, int size) {
+    return size > 1 ? u64(stride * element_bytes) : cuuint64_t{16};
+  };
+  return {
+      {u64(head_dim), u64(rows), u64(batch), 1, u64(heads)},
+      {bytes(t.seq_stride, rows), bytes(t.batch_stride, batch), 16, bytes(t.head_stride, heads)}};
+}
+
+inline TensorMapShape packed_shape(TensorView const& t, int head_dim, int heads,
+                                   int element_bytes) {
+  cuuint64_t const row = static_cast<cuuint64_t>(t.seq_stride) * element_bytes;
+  cuuint64_t const head = heads > 1 ? static_cast<cuuint64_t>(t.head_stride) * element_bytes : 16;
+  constexpr cuuint64_t kRows = kPackedRows;
+  return {
+      {static_cast<cuuint64_t>(head_dim), kRows, kRows, kRows + 1, static_cast<cuuint64_t>(heads)},
+      {row, row, (cuuint64_t{1} << 34) - row, head}};
+}
+
 template <typename Element>
-CUtensorMap tensor_map(TensorView const& t, int head_dim, int rows, int heads, int batch,
-                       int box_rows) {
+CUtensorMap tensor_map(TensorView const& t, TensorMapShape const& shape, int box_rows) {
   constexpr CUtensorMapDataType kType = std::is_same_v<Element, cutlass::half_t>
                                             ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                             : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  constexpr int kRank = 4;
-  auto const u64 = [](int64_t x) { return static_cast<cuuint64_t>(x); };
-  auto const u32 = [](int x) { return static_cast<cuuint32_t>(x); };
-  cuuint64_t const sizes[kRank] = {u64(head_dim), u64(rows), u64(heads), u64(batch)};
-  // The stride of a dimension with one element may be anything, except to the encoder.
-  auto const bytes = [&](int64_t stride, int size) {
-    return size > 1 ? u64(stride) * sizeof(Element) : cuuint64_t{16};
-  };
-  cuuint64_t const strides[kRank - 1] = {bytes(t.seq_stride, rows), bytes(t.head_stride, heads),
-                                         bytes(t.batch_stride, batch)};
-  cuuint32_t const box[kRank] = {64, u32(box_rows), 1, 1};
-  cuuint32_t const steps[kRank] = {1, 1, 1, 1};
+  cuuint32_t const box[kTensorRank] = {64, static_cast<cuuint32_t>(box_rows), 1, 1, 1};
+  cuuint32_t const steps[kTensorRank] = {1, 1, 1, 1, 1};
   CUtensorMap map;
   auto const encode = Driver::get().tensor_map_encode_tiled;
-  check_driver(encode(&map, kType, kRank, t.data, sizes, strides, box, steps,
+  check_driver(encode(&map, kType, kTensorRank, t.data, shape.sizes, shape.strides, box, steps,
                       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
                "cuTensorMapEncodeTiled");
@@ -52,58 +68,94 @@ T* at(void* workspace, int64_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
 }
 
-template <typename Element, typename Config>
-PreprocessParams preprocess_params(BackwardArgs const& args) {
-  WorkspaceLayout const layout(args.problem, Config::kHeadDim);
-  return {.out = args.out,
-          .dout = args.dout,
-          .dq = args.dq,
-          .lse = args.lse,
-          .problem = args.problem,
-          .head_dim = args.head_dim,
-          .lse_log2 = at<float>(args.workspace, layout.lse_log2),
-          .minus_delta = at<float>(args.workspace, layout.minus_delta),
-          .dq_turns = at<int>(args.workspace, layout.dq_turns),
-          .next_ticket = at<int>(args.workspace, layout.next_ticket)};
+template <typename Config>
+CallParams call_params(BackwardArgs const& args) {
+  Problem const& p = args.problem;
+  WorkspaceLayout const layout(workspace_sizes(args), p.tile_q, p.tile_kv, Config::kHeadDim);
+  int* const header = at<int>(args.workspace, layout.table_header);
+  CallParams params{.problem = p,
+                    .packed = args.packed,
+                    .table = {.num_tickets = header,
+                              .malformed = header + 1,
+                              .first_tickets = at<int>(args.workspace, layout.first_tickets),
+                              .records = at<SequenceRecord>(args.workspace, layout.records),
+                              .group_splits = at<int>(args.workspace, layout.group_splits)},
+                    .dq_tiles_of_head = p.q_tiles(),
+                    .kv_tiles_of_head = p.kv_tiles(),
+                    .head_dim = args.head_dim,
+                    .softmax_scale = args.softmax_scale,
+                    .dq = args.dq,
+                    .dk = args.dk,
+                    .dv = args.dv,
+                    .lse_log2 = at<float>(args.workspace, layout.lse_log2),
+                    .minus_delta = at<float>(args.workspace, layout.minus_delta),
+                    .dq_accum = at<float>(args.workspace, layout.dq_accum),
+                    .dk_parts = at<float>(args.workspace, layout.dk_parts),
+                    .dv_parts = at<float>(args.workspace, layout.dv_parts),
+                    .dq_turns = at<int>(args.workspace, layout.dq_turns),
+                    .next_ticket = at<int>(args.workspace, layout.next_ticket)};
+  if (params.is_packed()) {
+    params.dq_tiles_of_head = numbered_tiles(args.packed.total_q, args.packed.batch, p.tile_q);
+    params.kv_tiles_of_head = numbered_tiles(args.packed.total_k, args.packed.batch, p.tile_kv);
+  }
+  return params;
+}
+
+// KV tiles that no row sees exist under a window alone.
+inline bool has_unseen_kv_tiles(Problem const& p) {
+  if (p.left == kUnlimited) return false;
+  for (int tile = 0; tile < p.kv_tiles(); ++tile)  // they are the first ones
+    if (p.q_tiles_of(tile) > 0) return tile > 0;
+  return true;
+}
+
+inline PreprocessParams preprocess_params(CallParams const& call, BackwardArgs const& args,
+                                          int resident_ctas) {
+  Problem const& p = args.problem;
+  PreprocessParams params{};
+  static_cast<CallParams&>(params) = call;
+  params.out = args.out;
+  params.dout = args.dout;
+  params.lse = args.lse;
+  params.choose_strategy = args.choose_strategy;
+  params.strategy = args.strategy;
+  params.group_split = args.group_split;
+  params.resident_ctas = resident_ctas;
+  if (call.is_packed()) {  // one tile more a tensor: the rows behind the last sequence
+    params.q_blocks =
+        p.heads * numbered_tiles(args.packed.total_q, args.packed.batch + 1, p.tile_q);
+    params.kv_blocks = numbered_tiles(args.packed.total_k, args.packed.batch + 1, p.tile_kv);
+  } else {
+    params.q_blocks = static_cast<int>(p.q_tiles_total());
+    params.kv_blocks = has_unseen_kv_tiles(p) ? p.batch * p.kv_tiles() : 0;
+  }
+  return params;
 }
 
 template <typename Element, typename Config>
-MainParams main_params(BackwardArgs const& args, int ctas) {
+MainParams main_params(CallParams const& call, BackwardArgs const& args) {
   Problem const& p = args.problem;
-  WorkspaceLayout const layout(p, Config::kHeadDim);
-  AnySchedule const schedule(args.strategy, p);
-  auto const queries = [&](TensorView const& t) {
-    return tensor_map<Element>(t, args.head_dim, p.seqlen_q, p.heads, p.batch, Config::kTileQ);
+  auto const map = [&](TensorView const& t, int rows, int heads, int box_rows) {
+    constexpr int kBytes = sizeof(Element);
+    return tensor_map<Element>(t,
+                               call.is_packed()
+                                   ? packed_shape(t, args.head_dim, heads, kBytes)
+                                   : dense_shape(t, args.head_dim, rows, heads, p.batch, kBytes),
+                               box_rows);
   };
-  auto const keys = [&](TensorView const& t) {
-    return tensor_map<Element>(t, args.head_dim, p.seqlen_k, p.heads_of_k(), p.batch,
-                               Config::kTileKv);
-  };
-  bool const split = p.group_split > 1;
-  return {.q = queries(args.q),
-          .dout = queries(args.dout),
-          .k = keys(args.k),
-          .v = keys(args.v),
-          .problem = p,
-          .strategy = args.strategy,
-          .cyclic = schedule.cyclic(),
-          .num_tickets = schedule.num_tickets(),
-          .num_ctas = schedule.num_ctas(ctas),
-          .q_tiles = p.q_tiles(),
-          .group = p.group(),
-          .head_dim = args.head_dim,
-          .scale_log2 = args.softmax_scale * kLog2E,
-          .softmax_scale = args.softmax_scale,
-          .dq = args.dq,
-          .dk = args.dk,
-          .dv = args.dv,
-          .lse_log2 = at<float>(args.workspace, layout.lse_log2),
-          .minus_delta = at<float>(args.workspace, layout.minus_delta),
-          .dq_accum = at<float>(args.workspace, layout.dq_accum),
-          .dk_parts = split ? at<float>(args.workspace, layout.dk_parts) : nullptr,
-          .dv_parts = split ? at<float>(args.workspace, layout.dv_parts) : nullptr,
-          .dq_turns = at<int>(args.workspace, layout.dq_turns),
-          .next_ticket = at<int>(args.workspace, layout.next_ticket)};
+  MainParams params{};
+  static_cast<CallParams&>(params) = call;
+  params.q = map(args.q, p.seqlen_q, p.heads, Config::kTileQ);
+  params.dout = map(args.dout, p.seqlen_q, p.heads, Config::kTileQ);
+  params.k = map(args.k, p.seqlen_k, p.kv_heads, Config::kTileKv);
+  params.v = map(args.v, p.seqlen_k, p.kv_heads, Config::kTileKv);
+  params.strategy = args.strategy;
+  params.scale_log2 = args.softmax_scale * kLog2E;
+  params.num_tickets = 0;
+  if (!call.is_packed())
+    params.num_tickets =
+        visit_schedule(args.strategy, p, [](auto const& s) { return s.num_tickets(); });
+  return params;
 }
 
 // CTAs of the main kernel that the current context holds together.
@@ -120,55 +172,68 @@ int resident_ctas_of(int device) {
 }
 
 // Launches a kernel that may start while the one before it in the stream still runs: it calls
-// wait_for_previous_kernel() itself. A cooperative launch cannot have that and waits.
+// wait_for_previous_kernel() itself.
 template <typename Kernel, typename Params>
-void launch_dependent(Kernel* kernel, Params const& params, cudaLaunchConfig_t config,
-                      bool cooperative = false) {
+void launch_dependent(Kernel* kernel, Params const& params, cudaLaunchConfig_t config) {
   cudaLaunchAttribute attribute{};
-  if (cooperative) {
-    attribute.id = cudaLaunchAttributeCooperative;
-    attribute.val.cooperative = 1;
-  } else {
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
   config.numAttrs = 1;
   DASH_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, params));
 }
 
+// The grid of the main kernel, or a refusal before anything is enqueued. `resident`: CTAs that the
+// context holds; `model`: that the device does, for which `auto` chooses.
+inline int main_grid(BackwardArgs const& args, int resident, int model) {
+  if (args.packed.batch == 0) {
+    return visit_schedule(args.strategy, args.problem, [&](auto const& schedule) {
+      Refusal const refusal = schedule.why_not(args.problem, resident);
+      if (refusal) throw std::invalid_argument("dash: " + describe(refusal, schedule.kName));
+      return schedule.num_ctas(resident);
+    });
+  }
+  int const wanted = largest_circle(args.problem, args.choose_strategy, args.strategy, model);
+  if (resident < wanted)
+    throw std::invalid_argument("dash: a packed call needs " + std::to_string(wanted) +
+                                " CTAs resident together because chains may wait for each other, "
+                                "got " +
+                                std::to_string(resident));
+  return resident;
+}
+
 template <typename Element, typename Config>
 void launch_backward(BackwardArgs const& args) {
   ContextGuard const guard(args.device, args.stream);
-  int const resident = resident_main_ctas<Element, Config>();
-  int const ctas = args.max_ctas > 0 && args.max_ctas < resident ? args.max_ctas : resident;
-  visit_schedule(args.strategy, args.problem, [&](auto const& schedule) {
-    Refusal const refusal = schedule.why_not(args.problem, ctas);
-    if (refusal) throw std::invalid_argument("dash: " + describe(refusal, schedule.kName));
-  });
-  PreprocessParams const before = preprocess_params<Element, Config>(args);
-  MainParams const params = main_params<Element, Config>(args, ctas);
+  int const here = resident_main_ctas<Element, Config>();
+  int const ctas = args.max_ctas > 0 && args.max_ctas < here ? args.max_ctas : here;
+  int const model = args.resident_ctas > 0 ? args.resident_ctas : here;
+  int const grid = main_grid(args, ctas, model);
+  CallParams const call = call_params<Config>(args);
+  PreprocessParams const before = preprocess_params(call, args, model);
+  MainParams const params = main_params<Element, Config>(call, args);
   auto const stream = static_cast<cudaStream_t>(args.stream);
-  int const tiles = static_cast<int>(args.problem.q_tiles_total());
 
-  preprocess<Element, Config><<<tiles, kPreprocessThreads, 0, stream>>>(before);
+  int const blocks = before.q_blocks + before.kv_blocks + (call.is_packed() ? 1 : 0);
+  preprocess<Element, Config><<<blocks, kPreprocessThreads, 0, stream>>>(before);
   DASH_CHECK_CUDA(cudaGetLastError());
 
   cudaLaunchConfig_t config{};
   config.stream = stream;
-  config.gridDim = params.num_ctas;
+  config.gridDim = grid;
   config.blockDim = Config::kThreads;
   config.dynamicSmemBytes = sizeof(SharedStorage<Element, Config>);
-  launch_dependent(attention_backward<Element, Config>, params, config, params.cyclic);
+  launch_dependent(attention_backward<Element, Config>, params, config);
 
-  config.gridDim = tiles;
+  Problem const& p = args.problem;
+  config.gridDim = p.batch * p.heads * call.dq_tiles_of_head;
   config.blockDim = Config::kMmaThreads;
   config.dynamicSmemBytes = 0;
-  launch_dependent(convert_dq<Element, Config>, params, config);
+  launch_dependent(convert_dq<Element, Config>, call, config);
 
-  if (args.problem.group_split == 1) return;
-  config.gridDim = static_cast<int>(args.problem.chains() / args.problem.group_split);
-  launch_dependent(sum_kv_parts<Element, Config>, params, config);
+  if (workspace_sizes(args).parts_tiles == 0) return;
+  config.gridDim = p.batch * p.kv_heads * call.kv_tiles_of_head;
+  launch_dependent(sum_kv_parts<Element, Config>, call, config);
 }
 
 }  // namespace dash

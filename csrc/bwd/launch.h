@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "../schedule/problem.h"
-#include "../schedule/strategies.h"
+#include "../schedule/strategy.h"
 
 namespace dash {
 
@@ -30,9 +30,26 @@ struct LseView {  // (batch, heads, seqlen_q) fp32, strides in elements
   int64_t seq_stride = 0;
 };
 
+// Sequences packed one behind the other along the rows of (total, heads, head_dim) tensors. All
+// addresses are device memory and read by the kernels alone: the host never knows a length.
+struct PackedSequences {
+  int batch = 0;
+  int total_q = 0, total_k = 0;
+  int const* cu_seqlens_q = nullptr;  // (batch + 1), from 0, not decreasing, at most total_q
+  int const* cu_seqlens_k = nullptr;
+  int const* seqused_q = nullptr;  // (batch) rows in use of each sequence; null: all
+  int const* seqused_k = nullptr;
+};
+
 struct BackwardArgs {
-  Problem problem;  // tile_q and tile_kv as tile_shape(head_dim) gives them
-  Strategy strategy = Strategy::kAscending;
+  // tile_q and tile_kv as tile_shape(head_dim) gives them. Of a packed call batch 1 and, as
+  // lengths, the totals; the window as given.
+  Problem problem;
+  PackedSequences packed;        // batch 0: a dense call
+  bool choose_strategy = false;  // of a packed call: `auto` for each sequence, and group_split 0
+  int group_split = 0;           // of a packed call
+  int resident_ctas = 0;         // for which `auto` chooses; 0: those of the stream's context
+  Strategy strategy{};
   DType dtype = DType::kBFloat16;
   int head_dim = 0;
   float softmax_scale = 0.f;
@@ -55,9 +72,10 @@ struct TileShape {
 int head_dim_bucket(int head_dim);
 TileShape tile_shape(int head_dim);
 
-// Bytes of device memory that backward() needs for its own use: the fp32 dQ sums, delta, lse·log2 e
-// and the turn counters. Linear in tokens.
-size_t workspace_bytes(Problem const& problem, int head_dim);
+// Bytes of device memory that backward() needs for its own use: the fp32 dQ sums, delta, lse·log2
+// e, the turn counters and the sequence table. Linear in tokens and sequences. Reads problem,
+// packed, choose_strategy, group_split and head_dim.
+size_t workspace_bytes(BackwardArgs const& args);
 
 // Enqueues the whole backward pass on args.stream and returns without synchronising. Throws
 // std::invalid_argument for a problem it cannot run and std::runtime_error for a failed CUDA call,

@@ -1,6 +1,7 @@
 // The loader: one thread that turns planned steps into TMA loads.
 #pragma once
 
+#include "../sm90/bulk_reduce.cuh"
 #include "../sm90/tma.cuh"
 #include "shared_storage.h"
 
@@ -18,79 +19,92 @@ class Loader {
     prefetch_tensor_map(params_.dout);
     prefetch_tensor_map(params_.k);
     prefetch_tensor_map(params_.v);
-    for (int ends = 0; ends < Config::kDqWriters;) {
-      StepDescriptor const step = next_planned();
-      if (step.flags & kEndOfWork) {
-        pass_end(step);
+    for (int ends = 0; ends < Config::kDqWriters; plan_ring_.advance()) {
+      int const slot = plan_ring_.stage();
+      mbarrier_wait(smem_.plan_full[slot], plan_ring_.parity(), "plan_full");
+      PlannedStep const& planned = smem_.plan[slot];
+      int const flags = planned.step.flags;
+      if (flags & kEndOfWork) {
+        pass_end();
         ++ends;
-        continue;
+      } else {
+        // K has a slot of its own and goes out while the last chain is still at work; V comes last,
+        // because it must wait for that chain's last product with V.
+        bool const first = flags & kFirstOfChain;
+        if (first) load_k(planned);
+        load_step(planned);
+        if (first) load_v(planned);
       }
-      // K has a slot of its own and goes out while the last chain is still at work; V comes last,
-      // because it must wait for that chain's last product with V.
-      bool const first = step.flags & kFirstOfChain;
-      if (first) load_k(step);
-      load_step(step);
-      if (first) load_v(step);
+      mbarrier_arrive(smem_.plan_empty[slot]);
     }
   }
 
  private:
-  __device__ StepDescriptor next_planned() {
-    int const slot = plan_ring_.stage();
-    mbarrier_wait(smem_.plan_full[slot], plan_ring_.parity(), "plan_full");
-    StepDescriptor const step = smem_.plan[slot];
-    mbarrier_arrive(smem_.plan_empty[slot]);
-    plan_ring_.advance();
-    return step;
-  }
-
-  __device__ void load_step(StepDescriptor const& step) {
+  __device__ void load_step(PlannedStep const& planned) {
     int const stage = ring_.stage();
-    int const row = step.q_tile * Config::kTileQ;
-    int64_t const padded_row = int64_t{step.dq_tile} * Config::kTileQ;
+    int64_t const padded_row = int64_t{planned.step.dq_tile} * Config::kTileQ;
 
     mbarrier_wait(smem_.q_empty[stage], ring_.parity() ^ 1, "q_empty");
-    smem_.steps[stage] = step;
-    mbarrier_arrive_expect_bytes(smem_.q_full[stage], kTileBytes + kVectorBytes);
-    bulk_load(smem_.lse_log2[stage], params_.lse_log2 + padded_row, kVectorBytes,
-              smem_.q_full[stage]);
-    load_tile<Config::kTileQ>(smem_.q[stage], params_.q, smem_.q_full[stage], row, step.head,
-                              step.batch);
+    smem_.steps[stage] = planned.step;
+    load_q_side(smem_.q[stage], params_.q, smem_.lse_log2[stage], params_.lse_log2 + padded_row,
+                smem_.q_full[stage], planned);
 
     mbarrier_wait(smem_.dout_empty[stage], ring_.parity() ^ 1, "dout_empty");
-    mbarrier_arrive_expect_bytes(smem_.dout_full[stage], kTileBytes + kVectorBytes);
-    bulk_load(smem_.minus_delta[stage], params_.minus_delta + padded_row, kVectorBytes,
-              smem_.dout_full[stage]);
-    load_tile<Config::kTileQ>(smem_.dout[stage], params_.dout, smem_.dout_full[stage], row,
-                              step.head, step.batch);
+    load_q_side(smem_.dout[stage], params_.dout, smem_.minus_delta[stage],
+                params_.minus_delta + padded_row, smem_.dout_full[stage], planned);
     ring_.advance();
   }
 
-  __device__ int head_of_k(StepDescriptor const& step) const {
-    return step.kv_head / params_.problem.group_split;
+  // A tile of Q or dO with its rows' vector. Rows without keys hold anything, NaN too, which a
+  // product would spread over the tile although their P is 0: they become zeros.
+  __device__ void load_q_side(Element* tile, CUtensorMap const& map, float* vector,
+                              float const* source, Mbarrier& full, PlannedStep const& planned) {
+    int const keyless_rows = planned.step.keyless_rows;
+    if (keyless_rows > 0) {
+      mbarrier_arrive_expect_bytes(smem_.repair, kTileBytes);
+      load_tile<Config::kTileQ>(tile, map, smem_.repair, planned.q_row, planned.q_slab,
+                                planned.head);
+      mbarrier_wait(smem_.repair, repair_parity_, "repair");
+      repair_parity_ ^= 1;
+      clear_rows(tile, keyless_rows);
+      fence_proxy_async_shared();
+    }
+    mbarrier_arrive_expect_bytes(full, kVectorBytes + (keyless_rows > 0 ? 0 : kTileBytes));
+    bulk_load(vector, source, kVectorBytes, full);
+    if (keyless_rows <= 0)
+      load_tile<Config::kTileQ>(tile, map, full, planned.q_row, planned.q_slab, planned.head);
   }
 
-  __device__ void load_k(StepDescriptor const& step) {
+  // The swizzle moves sixteen bytes about inside a row of a block, so whole rows are plain.
+  __device__ static void clear_rows(Element* tile, int rows) {
+    constexpr int kBlock = 64 * Config::kTileQ;  // elements of a block of 64 columns
+    for (int block = 0; block < Config::kHeadDim / 64; ++block) {
+      auto* const at = reinterpret_cast<uint4*>(tile + block * kBlock);
+      for (int i = 0; i < rows * 8; ++i) at[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+
+  __device__ void load_k(PlannedStep const& planned) {
     int const slot = k_ring_.stage();
     mbarrier_wait(smem_.k_empty[slot], k_ring_.parity() ^ 1, "k_empty");
     mbarrier_arrive_expect_bytes(smem_.k_full[slot], kKvBytes);
-    load_tile<Config::kTileKv>(smem_.k[slot], params_.k, smem_.k_full[slot],
-                               step.kv_tile * Config::kTileKv, head_of_k(step), step.batch);
+    load_tile<Config::kTileKv>(smem_.k[slot], params_.k, smem_.k_full[slot], planned.k_row,
+                               planned.k_slab, planned.kv_head);
     k_ring_.advance();
   }
 
-  __device__ void load_v(StepDescriptor const& step) {
+  __device__ void load_v(PlannedStep const& planned) {
     mbarrier_wait(smem_.v_empty, v_parity_ ^ 1, "v_empty");
     mbarrier_arrive_expect_bytes(smem_.v_full, kKvBytes);
-    load_tile<Config::kTileKv>(smem_.v, params_.v, smem_.v_full, step.kv_tile * Config::kTileKv,
-                               head_of_k(step), step.batch);
+    load_tile<Config::kTileKv>(smem_.v, params_.v, smem_.v_full, planned.k_row, planned.k_slab,
+                               planned.kv_head);
     v_parity_ ^= 1;
   }
 
-  __device__ void pass_end(StepDescriptor const& step) {
+  __device__ void pass_end() {
     int const stage = ring_.stage();
     mbarrier_wait(smem_.q_empty[stage], ring_.parity() ^ 1, "q_empty at the end");
-    smem_.steps[stage] = step;
+    smem_.steps[stage].flags = kEndOfWork;
     mbarrier_arrive(smem_.q_full[stage]);
     ring_.advance();
   }
@@ -98,10 +112,11 @@ class Loader {
   // The 128-byte swizzle takes boxes of 64 columns.
   template <int kRows>
   __device__ void load_tile(Element* shared, CUtensorMap const& map, Mbarrier& barrier, int row,
-                            int head, int batch) {
+                            int slab, int head) {
+    int const wrap = params_.is_packed() ? kPackedRows : 0;
 #pragma unroll
     for (int column = 0; column < Config::kHeadDim; column += 64)
-      tma_load(shared + column * kRows, map, barrier, column, row, head, batch);
+      tma_load(shared + column * kRows, map, barrier, column, row, slab, wrap, head);
   }
 
   static constexpr int kTileBytes = Config::kTileQ * Config::kHeadDim * sizeof(Element);
@@ -114,6 +129,7 @@ class Loader {
   Ring<Config::kStages> ring_;
   Ring<Config::kKSlots> k_ring_;
   uint32_t v_parity_ = 0;
+  uint32_t repair_parity_ = 0;
 };
 
 }  // namespace dash

@@ -15,7 +15,6 @@
 #include "dq_fragment.cuh"
 #include "epilogue.cuh"
 #include "fragment_order.cuh"
-#include "mask.h"
 #include "products.cuh"
 #include "shared_storage.h"
 #include "softmax_grad.cuh"
@@ -120,7 +119,8 @@ class MmaWarpgroup {
     auto S = make_tensor(&s[0], P::score_layout());
     wgmma_fence(S);
     probabilities(s, lse_log2, params_.scale_log2);
-    if (flags & kMasked) hide_scores(s, smem_.steps[stage]);
+    if (flags & kHidesRight) hide_right(s, smem_.steps[stage]);
+    if (flags & kHidesLeft) hide_left(s, smem_.steps[stage]);
     uint32_t p[P::kScoreFragment / 2];
     to_operand<Element>(p, s);
 
@@ -162,8 +162,8 @@ class MmaWarpgroup {
     issue_last_dq(dq);
     // Both before dQ is staged, because its stage is still being read: with nothing to do in
     // between, its release would be waited for. dV under the products, dK behind them.
-    store_kv_gradient<Element, Config>(dv_, 1.f, params_.dv, params_.dv_parts, params_, step,
-                                       thread_);
+    store_kv_gradient<Element, Config>(dv_, 1.f, params_.dv, params_.dv_parts, params_.head_dim,
+                                       step, thread_);
     wgmma_wait<0>();
     auto dK = cute::make_tensor(&dk_[0], P::kv_layout());
     wgmma_fence(dK);
@@ -171,7 +171,7 @@ class MmaWarpgroup {
     ++chains_;
     arrive_once_per_warp(smem_.q_empty[slot_of<Config::kStages>(count_ - 1)]);
     store_kv_gradient<Element, Config>(dk_, params_.softmax_scale, params_.dk, params_.dk_parts,
-                                       params_, step, thread_);
+                                       params_.head_dim, step, thread_);
     stage_dq(dq);
     hand_over_dq();
   }
@@ -264,12 +264,18 @@ class MmaWarpgroup {
                 mma.partition_fragment_B(sKt), dQ, false);
   }
 
-  __device__ __forceinline__ void hide_scores(float (&s)[P::kScoreFragment],
-                                              StepDescriptor const& step) {
-    int const column = step.kv_tile * Config::kTileKv + kv_row() + thread_ % kWarp / 4;
-    Problem const& p = params_.problem;
-    hide(s, first_visible_row(p, step.q_tile, column) - first_column(),
-         first_visible_row(p, step.q_tile, column + 8) - first_column());
+  __device__ __forceinline__ void hide_right(float (&s)[P::kScoreFragment],
+                                             StepDescriptor const& step) {
+    int const column = first_kv_row();
+    StepMask const mask{.columns = step.columns, .first_row = step.first_row};
+    hide_before(s, first_visible_row(mask, column, Config::kTileQ) - first_column(),
+                first_visible_row(mask, column + 8, Config::kTileQ) - first_column());
+  }
+
+  __device__ __forceinline__ void hide_left(float (&s)[P::kScoreFragment],
+                                            StepDescriptor const& step) {
+    int const last = last_visible_row({.last_row = step.last_row}, first_kv_row()) - first_column();
+    hide_after(s, last, last + 8);
   }
 
   __device__ __forceinline__ void fence_kv() {
@@ -280,10 +286,10 @@ class MmaWarpgroup {
   }
 
   __device__ int k_slot() const { return slot_of<Config::kKSlots>(chains_); }
-  __device__ int kv_row() const {
-    return thread_ / kWarp * 16;
-  }  // this warp's first of the KV tile
-  __device__ int first_column() const { return 2 * (thread_ % 4); }  // this thread's first of S^T
+  // Of the KV tile: this warp's first row, this thread's first; of S^T: this thread's first column.
+  __device__ int kv_row() const { return thread_ / kWarp * 16; }
+  __device__ int first_kv_row() const { return kv_row() + thread_ % kWarp / 4; }
+  __device__ int first_column() const { return 2 * (thread_ % 4); }
 
   // Hides where thread_ and warpgroup_ come from, so that what follows from them (addresses,
   // descriptors) is computed again in each step: kept across the loop it costs 27 registers that

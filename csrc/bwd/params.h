@@ -1,75 +1,104 @@
-// What the kernels receive. Host code fills it (launch.cuh); device code only reads it.
+// What the kernels receive, and what the main kernel's roles pass to each other. Host code fills
+// the parameters (launch.cuh); device code only reads them.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
-#include "../schedule/problem.h"
-#include "../schedule/strategies.h"
+#include "../schedule/packing.h"
 #include "launch.h"
 
 namespace dash {
 
-struct MainParams {
+// The sequences of a packed call, in launch order: written by preprocess, read by the main kernel.
+struct SequenceTable {
+  int* num_tickets;    // of all sequences; 0 where cu_seqlens is malformed
+  int* malformed;      // not zero: cu_seqlens does not start at 0, decreases, or leaves the tensor
+  int* first_tickets;  // (batch), ascending
+  SequenceRecord* records;  // (batch)
+  int* group_splits;        // (batch), in the order of cu_seqlens; read by the sum of the parts
+};
+
+// What all kernels of a call share.
+struct CallParams {
+  // A dense call's problem. Of a packed call: heads, mask and tiles, which its sequences share.
+  Problem problem;
+  PackedSequences packed;  // batch 0: a dense call
+  SequenceTable table;     // of a packed call
+  int dq_tiles_of_head;    // numbered in one head: of a sequence, or of all sequences of a pack
+  int kv_tiles_of_head;    // likewise
+  int head_dim;
+  float softmax_scale;
+  TensorView dq, dk, dv;
+  float* lse_log2;     // (dq tiles in all, kTileQ), rows that see no key or do not exist: +inf
+  float* minus_delta;  // likewise, 0
+  float* dq_accum;     // (dq tiles in all, kDqTileFloats) in fragment order
+  float* dk_parts;     // (chains, kTileKv · kHeadDim) in fragment order, of split groups
+  float* dv_parts;     // likewise
+  int* dq_turns;       // (dq tiles in all)
+  int* next_ticket;
+
+  __host__ __device__ bool is_packed() const { return packed.batch > 0; }
+};
+
+struct MainParams : CallParams {
   CUtensorMap q, dout;  // boxes of (64 columns, kTileQ rows), 128-byte swizzle
   CUtensorMap k, v;     // boxes of (64 columns, kTileKv rows), 128-byte swizzle
-  Problem problem;
-  Strategy strategy;
-  bool cyclic;         // of the strategy
-  Ticket num_tickets;  // of the strategy for this problem
-  int num_ctas;        // of the grid
-  int q_tiles, group;  // of the problem
-  int head_dim;
+  Strategy strategy;    // of a dense call
+  Ticket num_tickets;   // likewise
   float scale_log2;     // softmax_scale · log2 e: turns S into the exponent of 2
-  float softmax_scale;  // of dK and dQ
-  TensorView dq, dk, dv;
-  float const* lse_log2;     // (q tiles in all, kTileQ), padded rows +inf
-  float const* minus_delta;  // likewise, padded rows 0
-  float* dq_accum;           // (q tiles in all, kDqTileFloats) in fragment order
-  float* dk_parts;           // (chains, kTileKv · kHeadDim) in fragment order; null: whole groups
-  float* dv_parts;           // likewise
-  int* dq_turns;             // (q tiles in all)
-  int* next_ticket;
 };
 
-struct PreprocessParams {
-  TensorView out, dout, dq;
+struct PreprocessParams : CallParams {
+  TensorView out, dout;
   LseView lse;
-  Problem problem;
-  int head_dim;
-  float* lse_log2;
-  float* minus_delta;
-  int* dq_turns;
-  int* next_ticket;
+  int q_blocks, kv_blocks;  // CTAs for q tiles and, behind them, for KV tiles that may need zeros
+  bool choose_strategy;     // of a packed call, for each sequence
+  Strategy strategy;        // else
+  int group_split;          // 0: choose
+  int resident_ctas;
 };
 
-// Where the dq_tile-th of all q tiles lies.
+// Which of a CTA's q tiles or KV tiles lies where.
 struct TilePlace {
-  int q_tile, head, batch;
+  int tile, head, batch;
 };
-constexpr TilePlace tile_place(int dq_tile, int q_tiles, int heads) {
-  return {dq_tile % q_tiles, dq_tile / q_tiles % heads, dq_tile / q_tiles / heads};
+constexpr TilePlace tile_place(int index, int tiles, int heads) {
+  return {index % tiles, index / tiles % heads, index / tiles / heads};
 }
 
-// One step of a chain. The planner writes it, the loader copies it into the stage that carries the
-// step's Q tile. Loader, MMA warpgroups and dQ writers know nothing of schedules beyond this.
+// One step of a chain, as MMA warpgroups and dQ writers see it. They know nothing of schedules,
+// sequences or masks beyond this.
 struct alignas(16) StepDescriptor {
-  int dq_tile;  // index among all q tiles: (batch · heads + head) · q_tiles + q_tile (tile_place)
+  int dq_tile;  // among all q tiles: of the ordered sum, its turn counter, lse and delta
   int turn;     // when this step may add to the tile's sum
   int flags;
-  int q_tile;
-  int kv_tile;
-  int kv_head;
-  int batch;
-  int head;
+  int keyless_rows;  // of the q tile, from its first: nothing in them is read for its value
+  int columns;       // of the KV tile that exist; with the next two the step's mask (StepMask)
+  int first_row;
+  int last_row;
+  int kv_row;      // of the KV tile's first, in dk and dv
+  int batch;       // in dk and dv
+  int kv_head;     // likewise
+  int parts_tile;  // of dk_parts and dv_parts, or negative: whole groups
+  int unused;
+};
+
+// The same with where TMA finds the step's tiles. Row r of a sequence is at coordinates
+// (… row … + r, … slab …): tma.cuh says what a slab is.
+struct alignas(16) PlannedStep {
+  StepDescriptor step;
+  int q_row, q_slab, head;
+  int k_row, k_slab, kv_head;
 };
 
 enum StepFlag : int {
   kFirstOfChain = 1,  // K and V of a new KV tile arrive; dK and dV start from nothing
   kLastOfChain = 2,   // dK and dV are complete after this step
-  kMasked = 4,        // some of the step's scores are hidden by the mask or lie past the last key
-  kEndOfWork = 8,     // no step: the CTA is done
+  kHidesRight = 4,    // scores hidden by the band's right-hand side or past the last key
+  kHidesLeft = 8,     // by its left-hand side
+  kEndOfWork = 16,    // no step: the CTA is done
 };
 
 }  // namespace dash

@@ -7,16 +7,31 @@
 
 namespace dash {
 
-// The planner's own: 24 registers a lane do not hold it, and all lanes of its warp read it.
-struct PlannerState {
-  Ticket ticket;
+// The sequence that a CTA's tickets are of: a dense call's batch, or one of a pack.
+struct ScheduledSequence {
+  Problem problem;
+  Strategy strategy;
+  Ticket first_ticket;
+  int q_row, q_slab;  // TMA coordinates of its first row (tma.cuh)
+  int k_row, k_slab;
+  int k_start;          // its first row of dk and dv
+  int q_tile, kv_tile;  // number of its first in a head
+};
+
+// The tile scheduler's own: 24 registers a lane do not hold it, and all lanes of its warp read it.
+struct SchedulerState {
+  ScheduledSequence sequence;
+  int place;  // of the sequence in the table
+  Ticket ticket, num_tickets;
+  Ticket end_of_circle;  // of the ticket
+  int leg, num_legs;     // of the ticket: the next one, and all
   Chain chain;
-  int num_rows;  // of the chain
-  int position;  // of the first row below
-  struct PlannedRow {
-    Row row;
+  int position, num_visits;  // of the chain: of the first visit below, and all
+  struct PlannedVisit {
+    Visit visit;
     int flags;
-  } rows[kWarp];
+    int first_row, last_row;  // of the step's mask
+  } visits[kWarp];
   uint32_t posted;  // steps
 };
 
@@ -32,8 +47,8 @@ struct alignas(1024) SharedStorage {
   float dq[Config::kDqTileFloats];  // staging, fragment order
   float lse_log2[Config::kStages][Config::kTileQ];
   float minus_delta[Config::kStages][Config::kTileQ];
-  PlannerState planner;
-  StepDescriptor plan[Config::kPlannedSteps];
+  SchedulerState scheduler;
+  PlannedStep plan[Config::kPlannedSteps];
   StepDescriptor steps[Config::kStages];
 
   // See barriers.h for who arrives and who waits.
@@ -41,6 +56,7 @@ struct alignas(1024) SharedStorage {
   Mbarrier k_full[Config::kKSlots], k_empty[Config::kKSlots];
   Mbarrier v_full, v_empty;
   Mbarrier q_full[Config::kStages], q_empty[Config::kStages];
+  Mbarrier repair;
   Mbarrier dout_full[Config::kStages], dout_empty[Config::kStages];
   Mbarrier ds_full[Config::kDsStages];
   Mbarrier dq_full[Config::kDqWriters], dq_empty[Config::kDqWriters];

@@ -38,16 +38,27 @@ __device__ __forceinline__ void probabilities(float (&s)[kSize], float const (&l
 
 // Hides scores by clearing P, not by S = −inf: that stays right for a negative or zero scale, and
 // it removes what exp(0 − lse) made of zero-filled key columns, which overflows for lse < −88.
-// first_row_*: the first visible column of the fragment's upper and lower row, from the thread's
-// own.
+// first_*: the first visible column of the fragment's upper and lower row, from the thread's own.
 template <int kSize>
-__device__ __forceinline__ void hide(float (&p)[kSize], int first_upper, int first_lower) {
+__device__ __forceinline__ void hide_before(float (&p)[kSize], int first_upper, int first_lower) {
 #pragma unroll
   for (int i = 0; i < kSize; i += 4) {
     if (2 * i < first_upper) p[i] = 0.f;
     if (2 * i + 1 < first_upper) p[i + 1] = 0.f;
     if (2 * i < first_lower) p[i + 2] = 0.f;
     if (2 * i + 1 < first_lower) p[i + 3] = 0.f;
+  }
+}
+
+// The same behind the last visible column.
+template <int kSize>
+__device__ __forceinline__ void hide_after(float (&p)[kSize], int last_upper, int last_lower) {
+#pragma unroll
+  for (int i = 0; i < kSize; i += 4) {
+    if (2 * i > last_upper) p[i] = 0.f;
+    if (2 * i + 1 > last_upper) p[i + 1] = 0.f;
+    if (2 * i > last_lower) p[i + 2] = 0.f;
+    if (2 * i + 1 > last_lower) p[i + 3] = 0.f;
   }
 }
 

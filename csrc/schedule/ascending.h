@@ -1,7 +1,7 @@
 // ascending: the classical order, and the baseline. KV tiles are launched and added in ascending
-// order; every chain visits its rows upwards. Full and causal masks.
+// order; every chain visits its q tiles upwards. Every mask.
 //
-// Acyclic: turn t of a q tile belongs to KV tile t, whose ticket is smaller than KV tile t + 1's.
+// Acyclic: in a head the turns ascend with the tickets.
 #pragma once
 
 #include "schedule.h"
@@ -10,7 +10,6 @@ namespace dash {
 
 struct Ascending : OneChainATicket {
   static constexpr char const* kName = "ascending";
-  static constexpr bool kCyclic = false;
 
   static constexpr Refusal why_not(Problem const&, int) { return {}; }
 
@@ -19,8 +18,9 @@ struct Ascending : OneChainATicket {
     return chain_of(problem, ticket / n, ticket % n);
   }
 
-  constexpr Row row(Chain const& c, int position) const {
-    return {problem.first_q_tile(c.kv_tile) + position, c.kv_tile};
+  constexpr Visit visit(Chain const& c, int position) const {
+    int const q_tile = problem.first_q_tile(c.kv_tile) + position;
+    return {q_tile, c.kv_tile - problem.first_kv_tile(q_tile)};
   }
 };
 

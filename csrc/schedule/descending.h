@@ -1,8 +1,9 @@
 // descending: the paper's order for the causal mask. KV tiles are launched and added in ascending
-// order, but every chain visits its rows downwards from the last, which all chains have in common.
-// It wins over ascending because a long chain begins with the rows that a short chain has too.
+// order, but every chain visits its q tiles downwards from the last that sees it. Under the causal
+// mask that is the last of all: a long chain begins with the q tiles that a short chain has too. In
+// a window chains that start together meet a q tile one after the other, the smaller KV tile first.
 //
-// Acyclic: turn t of a q tile belongs to KV tile t, whose ticket is smaller than KV tile t + 1's.
+// Acyclic: in a head the turns ascend with the tickets.
 #pragma once
 
 #include "schedule.h"
@@ -11,17 +12,17 @@ namespace dash {
 
 struct Descending : OneChainATicket {
   static constexpr char const* kName = "descending";
-  static constexpr bool kCyclic = false;
 
-  static constexpr Refusal why_not(Problem const& p, int) { return unless_causal(p); }
+  static constexpr Refusal why_not(Problem const& p, int) { return unless_banded(p); }
 
   constexpr Chain chain(Ticket ticket, int) const {
     int const n = problem.kv_tiles();
     return chain_of(problem, ticket / n, ticket % n);
   }
 
-  constexpr Row row(Chain const& c, int position) const {
-    return {problem.q_tiles() - 1 - position, c.kv_tile};
+  constexpr Visit visit(Chain const& c, int position) const {
+    int const q_tile = problem.end_q_tile(c.kv_tile) - 1 - position;
+    return {q_tile, c.kv_tile - problem.first_kv_tile(q_tile)};
   }
 };
 

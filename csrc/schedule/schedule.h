@@ -8,9 +8,11 @@
 //   ticket  a unit of launch. CTAs take tickets 0, 1, 2, … from an atomic counter and play each to
 //           its end.
 //   chain   one KV tile's run over the q tiles that see it, unbroken: dK and dV stay in registers.
-//   row     one q tile of a chain; with GQA a row is played once for each q head of the group,
-//           heads innermost, before the chain moves to its next row.
+//           A ticket is one chain, or several legs of a chain each.
+//   visit   of a chain to a q tile; with GQA it is a step for each q head of the chain, heads
+//           innermost, before the chain moves on.
 //   turn    the place of the chain's KV tile in the q tile's sum: 0, 1, 2, … without gaps.
+//   circle  tickets whose chains wait for each other in both directions.
 #pragma once
 
 #include <concepts>
@@ -28,14 +30,15 @@ using Ticket = int;
 
 struct Chain {
   int batch;
-  int kv_head;
+  int kv_slice;  // a KV head, or a slice of its group
   int kv_tile;
-  int part;  // which of its ticket's chains this is, for schedules that play several in one ticket
+  int leg;  // which of its ticket's chains this is
 };
 
-// The chain of `kv_tile` in a head, heads being numbered through the batch.
-constexpr Chain chain_of(Problem const& problem, int head, int kv_tile, int part = 0) {
-  return {head / problem.kv_heads, head % problem.kv_heads, kv_tile, part};
+// The chain of `kv_tile` in a head, which here and below is a KV slice, numbered through the batch.
+constexpr Chain chain_of(Problem const& problem, int head, int kv_tile, int leg = 0) {
+  int const slices = problem.kv_slices();
+  return {head / slices, head % slices, kv_tile, leg};
 }
 
 // Heads first … first + heads - 1, whose tickets a launch order interleaves.
@@ -54,7 +57,7 @@ constexpr HeadBlock block_of(Ticket ticket, int tickets, int all_heads, int bloc
   return {last * block, all_heads - last * block};
 }
 
-// With fewer of a head's tiles in flight than these, its rows stream from memory too often.
+// With fewer of a head's tiles in flight than these, its q tiles stream from memory too often.
 inline constexpr int kMinTilesAbreast = 8;
 
 // The chain of a ticket when heads are launched in blocks with the tickets of a block interleaved
@@ -63,12 +66,12 @@ inline constexpr int kMinTilesAbreast = 8;
 constexpr Chain chain_tile_by_tile(Problem const& problem, Ticket ticket, int tiles_abreast) {
   int const n = problem.kv_tiles();
   HeadBlock const block =
-      block_of(ticket, n, problem.batch * problem.kv_heads, kTicketsInFlight / tiles_abreast);
+      block_of(ticket, n, problem.batch * problem.kv_slices(), kTicketsInFlight / tiles_abreast);
   int const in_block = ticket - block.first * n;
   return chain_of(problem, block.first + in_block % block.heads, in_block / block.heads);
 }
 
-struct Row {
+struct Visit {
   int q_tile;
   int turn;
 };
@@ -78,9 +81,10 @@ struct Refusal {
   enum class Reason {
     kNone,
     kNeedsCausalMask,
-    kNeedsFullMask,
-    kNeedsEqualLengths,   // given: seqlen_q, wanted: seqlen_k
-    kNeedsResidentGroup,  // given: CTAs that can be resident, wanted: tickets that wait for another
+    kNeedsFullMask,  // given: whether there is a window
+    kNeedsNoWindow,
+    kNeedsEqualLengths,    // given: seqlen_q, wanted: seqlen_k
+    kNeedsResidentCircle,  // given: CTAs that can be resident, wanted: tickets of a circle
   };
   Reason reason = Reason::kNone;
   int given = 0;
@@ -89,8 +93,9 @@ struct Refusal {
   constexpr explicit operator bool() const { return reason != Reason::kNone; }
 };
 
-constexpr Refusal unless_causal(Problem const& p) {
-  return p.causal ? Refusal{} : Refusal{Refusal::Reason::kNeedsCausalMask};
+// For orders that make no sense where every chain has the same visits.
+constexpr Refusal unless_banded(Problem const& p) {
+  return p.causal() || p.windowed() ? Refusal{} : Refusal{Refusal::Reason::kNeedsCausalMask};
 }
 
 // The grid of a launch: the CTAs that can be resident, as far as there are tickets for them.
@@ -100,46 +105,44 @@ constexpr int ctas_for(Ticket tickets, int resident_ctas) {
 
 // The grid where all tickets are equally long, so that the launch takes whole rounds of it: the
 // smallest with as few rounds as the largest is as fast by count, and up to 5% faster on the chip
-// (docs/performance.md). As a multiple of the group whose tickets wait for each other it lets none
-// straddle two rounds.
-constexpr int ctas_of_whole_rounds(Ticket tickets, int resident_ctas, int group) {
+// (docs/performance.md). As a multiple of the circle it lets none straddle two rounds.
+constexpr int ctas_of_whole_rounds(Ticket tickets, int resident_ctas, int circle) {
   int const most = ctas_for(tickets, resident_ctas);
   int const rounds = (tickets - 1) / most + 1;
-  int const fewest = ceil_div((tickets - 1) / rounds + 1, group) * group;
+  int const fewest = ceil_div((tickets - 1) / rounds + 1, circle) * circle;
   return fewest < most ? fewest : most;
 }
 
-// What schedules share whose every ticket is one chain, which visits all the rows that see it.
+// What acyclic schedules share: a ticket is one chain, which visits all the q tiles that see it,
+// and every wait points to a smaller ticket.
 struct OneChainATicket {
+  static constexpr bool kCyclic = false;
+
   Problem problem;
 
   constexpr Ticket num_tickets() const { return static_cast<Ticket>(problem.chains()); }
   constexpr int num_ctas(int resident_ctas) const { return ctas_for(num_tickets(), resident_ctas); }
-  constexpr int num_chains(Ticket) const { return 1; }
-  constexpr int num_rows(Chain const& c) const {
-    return problem.q_tiles() - problem.first_q_tile(c.kv_tile);
-  }
+  constexpr int num_legs(Ticket) const { return 1; }
+  constexpr int num_visits(Chain const& c) const { return problem.q_tiles_of(c.kv_tile); }
+  constexpr Ticket end_of_circle(Ticket ticket, Chain const&) const { return ticket + 1; }
 };
 
 template <typename S>
 concept Schedule = requires(S const s, Problem const p, Chain const c, Ticket ticket, int i) {
   { S::kName } -> std::convertible_to<char const*>;
-  // Acyclic: every wait points to a smaller ticket, and nothing but ticket order is needed; a CTA
-  // may take its next ticket early, while its last chain drains.
-  // Cyclic: chains of a group, which have consecutive tickets, wait for each other in both
-  // directions. The launch is cooperative, why_not() demands a CTA for each of them, and no CTA may
-  // hold two tickets of a group: the second would wait behind the first, which waits for it. So
-  // either a CTA takes a ticket only after all turns of its last one are passed on, or CTA c of G
-  // takes tickets c, c + G, c + 2G, … which are never two of the same group of at most G.
+  // Cyclic: why_not() demands a CTA for each ticket of a circle, and no CTA holds two of them (the
+  // second would wait behind the first, which waits for it). docs/schedules.md, "Progress".
   { S::kCyclic } -> std::convertible_to<bool>;
   { S::why_not(p, /*resident_ctas=*/i) } -> std::same_as<Refusal>;
   { S{p} };
   { s.num_tickets() } -> std::same_as<Ticket>;
   { s.num_ctas(/*resident_ctas=*/i) } -> std::same_as<int>;  // of the grid: changes no bits
-  { s.num_chains(ticket) } -> std::same_as<int>;             // chains in this ticket
-  { s.chain(ticket, i) } -> std::same_as<Chain>;             // the i-th of them
-  { s.num_rows(c) } -> std::same_as<int>;                    // q tiles this chain visits
-  { s.row(c, /*position=*/i) } -> std::same_as<Row>;  // the q tile at a position, and its turn
+  // The first ticket behind the circle of a ticket, whose chains c is one of.
+  { s.end_of_circle(ticket, c) } -> std::same_as<Ticket>;
+  { s.num_legs(ticket) } -> std::same_as<int>;
+  { s.chain(ticket, /*leg=*/i) } -> std::same_as<Chain>;
+  { s.num_visits(c) } -> std::same_as<int>;
+  { s.visit(c, /*position=*/i) } -> std::same_as<Visit>;
 };
 
 }  // namespace dash

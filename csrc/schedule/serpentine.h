@@ -1,12 +1,12 @@
-// serpentine: staggered with the KV tiles of a head in blocks that visit their rows downwards and
-// upwards in turn. For the causal mask with GQA, where staggered's chains drift apart.
+// serpentine: staggered with the KV tiles of a head in blocks that visit their q tiles downwards
+// and upwards in turn. For the causal mask with GQA, where staggered's chains drift apart.
 //
-// Chains that start together, long ones first, end apart: each of a head's is group · rows of a KV
-// tile steps shorter than the one before. The next ones therefore start that far apart, and if they
-// start from the last row, too, each step finds that L2 has lost the q tile since the chain before
-// came by. Going up, a chain starts on its diagonal: shorter than the one before by just the rows
-// by which it starts later, it joins the others on the row where they are, and all end together.
-// Then the next block goes down.
+// Chains that start together, long ones first, end apart: each of a head's is group · q tiles of a
+// KV tile steps shorter than the one before. The next ones therefore start that far apart, and if
+// they start from the last q tile, too, each step finds that L2 has lost the q tile since the chain
+// before came by. Going up, a chain starts on its diagonal: shorter than the one before by just the
+// q tiles by which it starts later, it joins the others where they are, and all end together. Then
+// the next block goes down.
 //
 // A block is what a head has in flight when one sequence fills kTicketsInFlight, so blocks end with
 // a round of CTAs on a chip of 128 to 140 SMs and few idle. With fewer SMs a block's last chains
@@ -23,14 +23,13 @@ namespace dash {
 
 struct Serpentine : OneChainATicket {
   static constexpr char const* kName = "serpentine";
-  static constexpr bool kCyclic = false;
 
-  static constexpr Refusal why_not(Problem const& p, int) { return unless_causal(p); }
+  static constexpr Refusal why_not(Problem const& p, int) { return unless_banded(p); }
 
   // KV tiles of one head in flight, which make a block. At least two blocks a head, or no chain
   // would go up.
   static constexpr int tiles_abreast(Problem const& p) {
-    int const fair = kTicketsInFlight / p.kv_heads;
+    int const fair = kTicketsInFlight / p.kv_slices();
     int const half = ceil_div(p.kv_tiles(), 2);
     int const wanted = fair < kMinTilesAbreast ? kMinTilesAbreast : fair;
     return wanted < half ? wanted : half;
@@ -40,9 +39,9 @@ struct Serpentine : OneChainATicket {
     return chain_tile_by_tile(problem, ticket, tiles_abreast(problem));
   }
 
-  constexpr Row row(Chain const& c, int position) const {
+  constexpr Visit visit(Chain const& c, int position) const {
     bool const upwards = c.kv_tile / tiles_abreast(problem) % 2 != 0;
-    return upwards ? Ascending{problem}.row(c, position) : Descending{problem}.row(c, position);
+    return upwards ? Ascending{problem}.visit(c, position) : Descending{problem}.visit(c, position);
   }
 };
 

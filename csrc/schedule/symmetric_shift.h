@@ -1,7 +1,7 @@
 // symmetric_shift: the paper's balanced order for the causal mask, seqlen_q equal to seqlen_k. One
 // ticket plays KV tile i and then its mirror n - 1 - i, so that all tickets are equally long.
 //
-// In blocks of one KV tile's rows (q_tiles of the block, visited upwards), half = n / 2:
+// In blocks of one KV tile's q tiles (visited upwards), half = n / 2:
 //
 //        KV tile  0 1 2 | 3 4 5      1 rectangle  KV tiles below wide, shifted: all blocks
 //   block 0       2     |                         half … n - 1, starting at half + i, wrapping
@@ -12,7 +12,7 @@
 //         5       1 1 1 | 3 3 3      is a ticket by itself whose chain is all rectangle.
 //
 // A ragged last block is visited by every chain of the rectangle and by every mirror, so it makes
-// them shorter by the same rows and no turn earlier than the one before it.
+// them shorter by the same q tiles and no turn earlier than the one before it.
 //
 // Cyclic inside the rectangle; the triangles wait for tickets of the same head only.
 #pragma once
@@ -28,40 +28,45 @@ struct SymmetricShift {
   Problem problem;
 
   static constexpr Refusal why_not(Problem const& p, int resident_ctas) {
-    if (!p.causal) return {Refusal::Reason::kNeedsCausalMask};
+    if (p.windowed()) return {Refusal::Reason::kNeedsNoWindow};
+    if (!p.causal()) return {Refusal::Reason::kNeedsCausalMask};
     if (p.seqlen_q != p.seqlen_k) {
       return {Refusal::Reason::kNeedsEqualLengths, p.seqlen_q, p.seqlen_k};
     }
-    // As for shift: the tickets of a head are taken in order, and each of them plays the rectangle
-    // to its end only after every other has begun it.
+    // As for shift: each ticket of a head plays the rectangle to its end only after every other has
+    // begun it.
     int const wanted = ceil_div(p.kv_tiles(), 2);
     if (resident_ctas < wanted) {
-      return {Refusal::Reason::kNeedsResidentGroup, resident_ctas, wanted};
+      return {Refusal::Reason::kNeedsResidentCircle, resident_ctas, wanted};
     }
     return {};
   }
 
-  constexpr Ticket num_tickets() const { return problem.batch * problem.kv_heads * wide(); }
+  constexpr Ticket num_tickets() const { return problem.batch * problem.kv_slices() * wide(); }
 
   constexpr int num_ctas(int resident_ctas) const {
     return ctas_of_whole_rounds(num_tickets(), resident_ctas, wide());
   }
 
-  constexpr int num_chains(Ticket ticket) const { return ticket % wide() < half() ? 2 : 1; }
+  constexpr Ticket end_of_circle(Ticket ticket, Chain const&) const {
+    return (ticket / wide() + 1) * wide();
+  }
 
-  constexpr Chain chain(Ticket ticket, int part) const {
+  constexpr int num_legs(Ticket ticket) const { return ticket % wide() < half() ? 2 : 1; }
+
+  constexpr Chain chain(Ticket ticket, int leg) const {
     int const i = ticket % wide();
-    return chain_of(problem, ticket / wide(), part == 0 ? i : problem.kv_tiles() - 1 - i, part);
+    return chain_of(problem, ticket / wide(), leg == 0 ? i : problem.kv_tiles() - 1 - i, leg);
   }
 
-  constexpr int num_rows(Chain const& c) const {
-    return problem.q_tiles() - c.kv_tile * rows_of_block();
+  constexpr int num_visits(Chain const& c) const {
+    return problem.q_tiles() - c.kv_tile * q_tiles_of_block();
   }
 
-  constexpr Row row(Chain const& c, int position) const {
-    int const q = rows_of_block();
-    if (c.part == 1) return upper(c.kv_tile, position);
-    int const rectangle = problem.q_tiles() - half() * q;  // its rows
+  constexpr Visit visit(Chain const& c, int position) const {
+    int const q = q_tiles_of_block();
+    if (c.leg == 1) return upper(c.kv_tile, position);
+    int const rectangle = problem.q_tiles() - half() * q;  // its q tiles
     if (position >= rectangle) {
       int const in_triangle = position - rectangle;
       return {c.kv_tile * q + in_triangle, in_triangle / q};
@@ -74,9 +79,9 @@ struct SymmetricShift {
 
  private:
   // KV tiles add in ascending order, after all of the rectangle's.
-  constexpr Row upper(int kv_tile, int position) const {
-    int const q = rows_of_block();
-    int const last_block = (problem.kv_tiles() - 1) * q;  // its first row
+  constexpr Visit upper(int kv_tile, int position) const {
+    int const q = q_tiles_of_block();
+    int const last_block = (problem.kv_tiles() - 1) * q;  // its first q tile
     int const after_last = position - (problem.q_tiles() - last_block);
     if (after_last < 0) return {last_block + position, kv_tile};
     return {last_block - (after_last / q + 1) * q + after_last % q, kv_tile};
@@ -84,7 +89,7 @@ struct SymmetricShift {
 
   constexpr int half() const { return problem.kv_tiles() / 2; }
   constexpr int wide() const { return problem.kv_tiles() - half(); }
-  constexpr int rows_of_block() const { return problem.tile_kv / problem.tile_q; }
+  constexpr int q_tiles_of_block() const { return problem.tile_kv / problem.tile_q; }
 };
 
 static_assert(Schedule<SymmetricShift>);

@@ -1,9 +1,9 @@
 // zigzag: a balanced order for the causal mask without cyclic waits. Half of the heads play spt
-// (short chains first, rows up), the other half its mirror (long chains first, rows down). Blocks
+// (short chains first, upwards), the other half its mirror (long chains first, downwards). Blocks
 // of the two kinds alternate, with the tickets of a block's heads interleaved tile by tile, so a
 // CTA that ends a chain of length l next takes one of about length n + 1 - l. Any lengths.
 //
-// A head is mirrored if its KV head index is odd, which is a property of its own sequence: the
+// A head is mirrored if its KV slice index is odd, which is a property of its own sequence: the
 // batch decides only when a head is launched, never in which order it adds.
 //
 // Acyclic: in a head the turns ascend with the tickets, from the last KV tile or from the first.
@@ -16,26 +16,26 @@ namespace dash {
 
 struct Zigzag : OneChainATicket {
   static constexpr char const* kName = "zigzag";
-  static constexpr bool kCyclic = false;
 
-  static constexpr Refusal why_not(Problem const& p, int) { return unless_causal(p); }
+  static constexpr Refusal why_not(Problem const& p, int) { return unless_banded(p); }
 
   // Of an odd number of KV heads one more is plain than mirrored. The surplus goes first: the
   // launch then ends with a mirrored block, whose last tickets are the shortest chains of all.
   constexpr Chain chain(Ticket ticket, int) const {
     int const n = problem.kv_tiles();
-    int const surplus = problem.kv_heads % 2 * problem.batch;
+    int const surplus = problem.kv_slices() % 2 * problem.batch;
     int const surplus_tickets = surplus * n;
     if (ticket < surplus_tickets) {
       return chain_in_block(ticket, surplus, /*first_plain=*/0, /*kinds=*/1);
     }
-    return chain_in_block(ticket - surplus_tickets, problem.kv_heads / 2 * problem.batch, surplus,
+    return chain_in_block(ticket - surplus_tickets, problem.kv_slices() / 2 * problem.batch,
+                          surplus,
                           /*kinds=*/2);
   }
 
-  constexpr Row row(Chain const& c, int position) const {
-    return mirrored(c.kv_head) ? Descending{problem}.row(c, position)
-                               : Spt{problem}.row(c, position);
+  constexpr Visit visit(Chain const& c, int position) const {
+    return mirrored(c.kv_slice) ? Descending{problem}.visit(c, position)
+                                : Spt{problem}.visit(c, position);
   }
 
  private:
@@ -44,12 +44,12 @@ struct Zigzag : OneChainATicket {
   // seqlen_q the shorter), a head's turns follow each other closely: then fewer of its chains in
   // flight together, which means more heads.
   constexpr int heads_of_block() const {
-    int const half_steps = ceil_div(problem.q_tiles() * problem.group(), 2);
+    int const half_steps = ceil_div(problem.q_tiles() * problem.heads_of_chain(), 2);
     int const n = problem.kv_tiles();
     return ceil_div(2 * kTicketsInFlight, n < half_steps ? n : half_steps);
   }
 
-  static constexpr bool mirrored(int kv_head) { return kv_head % 2 != 0; }
+  static constexpr bool mirrored(int kv_slice) { return kv_slice % 2 != 0; }
 
   // `heads` of each kind, in blocks: a plain one, and with two kinds a mirrored one after it. Heads
   // of a kind are numbered through the batch, plain ones from `first_plain`.
@@ -62,7 +62,7 @@ struct Zigzag : OneChainATicket {
     int const head = block.first + in_block % block.heads + (mirror ? 0 : first_plain);
     int const tile = in_block / block.heads;
 
-    int const heads_of_kind = (problem.kv_heads + (mirror ? 0 : 1)) / 2;  // in one sequence
+    int const heads_of_kind = (problem.kv_slices() + (mirror ? 0 : 1)) / 2;  // in one sequence
     return {head / heads_of_kind, head % heads_of_kind * 2 + (mirror ? 1 : 0),
             mirror ? tile : n - 1 - tile, 0};
   }

@@ -32,10 +32,10 @@ def closed_form(strategy: str, problem: object, compute: float, reduce: float) -
     staggered, causal  m·s                                    h = 1
     =================  =====================================  =====================================
     """
-    n, m, h = problem.kv_tiles, problem.q_tiles, problem.batch * problem.kv_heads
+    n, m, h = problem.kv_tiles, problem.q_tiles, problem.batch * problem.kv_slices
     if problem.seqlen_q != problem.seqlen_k or problem.seqlen_q % problem.tile_kv or m % n:
         return None
-    step = (compute + reduce) * problem.group
+    step = (compute + reduce) * problem.heads_of_chain
     last_turn = (n - 1) * reduce
     abreast = n // h  # KV tiles of a head in flight
     triangle = h * (n + 1) * (m // n) * step / 2
@@ -44,9 +44,9 @@ def closed_form(strategy: str, problem: object, compute: float, reduce: float) -
         "ascending": h * m * step + last_turn,
         "descending": triangle + last_turn if even and reduce <= compute else None,
         "spt": m * step if h == 1 else None,
-        "shift": h * m * step if n <= 64 and m * problem.group >= 2 * n else None,
+        "shift": h * m * step if n <= 64 and m * problem.heads_of_chain >= 2 * n else None,
         "symmetric_shift": triangle if even and n % 2 == 0 else None,
-        "zigzag": triangle if even and problem.kv_heads % 2 == 0 and n > 64 else None,
+        "zigzag": triangle if even and problem.kv_slices % 2 == 0 and n > 64 else None,
         "staggered": h * m * step + (abreast - 1) * reduce if _in_one_block(problem, h) else None,
     }
     if problem.causal:
@@ -66,7 +66,7 @@ def _in_one_block(problem: object, heads: int) -> bool:
 
 def lower_bound(problem: object, sms: int, compute: float, reduce: float) -> float:
     """No schedule is faster: all the work spread evenly, and the longest chain."""
-    rows = [problem.q_tiles - problem.first_q_tile(i) for i in range(problem.kv_tiles)]
-    step = (compute + reduce) * problem.group
-    heads = problem.batch * problem.kv_heads
+    rows = [problem.q_tiles_of(i) for i in range(problem.kv_tiles)]
+    step = (compute + reduce) * problem.heads_of_chain
+    heads = problem.batch * problem.kv_slices
     return max(heads * sum(rows) * step / sms, max(rows) * step)

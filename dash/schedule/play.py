@@ -76,7 +76,7 @@ class Play:
 
     def steps(self, ticket: int) -> list[Step]:
         """The ticket's steps in the order played, q heads of a group innermost."""
-        group = self.problem.group
+        group = self.problem.heads_of_chain
         return [
             Step(chain, (chain.batch, chain.kv_head * group + member, row.q_tile), row.turn)
             for chain in self.tickets[ticket]
@@ -86,7 +86,7 @@ class Play:
 
     def steps_of(self, ticket: int) -> int:
         """How many steps the ticket has."""
-        return sum(len(chain.rows) for chain in self.tickets[ticket]) * self.problem.group
+        return sum(len(chain.rows) for chain in self.tickets[ticket]) * self.problem.heads_of_chain
 
     @cached_property
     def num_steps(self) -> int:
