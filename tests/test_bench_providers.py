@@ -13,7 +13,7 @@ from dash.bench import fa3_jax, worker
 from dash.bench.flash_interface import FA3_MODULE, find_module, interface_calls
 from dash.bench.inputs import make_tensors
 from dash.bench.measure import Meter
-from dash.bench.providers import CallProvider, Unavailable, check
+from dash.bench.providers import CallProvider, Unavailable, check, dash_calls
 from dash.bench.run import ALL_PROVIDERS, Bench, find_provider, find_providers
 from dash.bench.shapes import Shape, packed_shape
 
@@ -53,6 +53,14 @@ def test_flash_attention_3_by_its_interface(stand_in, shape: Shape, deterministi
     wanted = {WINDOW: (7, 0), TWO_SIDED: (5, 9)}.get(shape, (-1, -1))
     assert asked["window_size"] == wanted
     assert asked["causal"] is shape.causal
+
+
+@pytest.mark.parametrize("shape", [DENSE, CAUSAL, PACKED], ids=str)
+def test_dash_is_called_with_what_it_takes(shape: Shape) -> None:
+    tensors = make_tensors(shape, "cpu")
+    call, facts = dash_calls("auto")(shape, tensors)
+    check(call, tensors)
+    assert facts["version"]
 
 
 def test_a_wrong_provider_gets_no_number() -> None:

@@ -51,19 +51,19 @@ def model(heads: int, kv_heads: int, head_dim: int, **more: object) -> tuple[Sha
     )
 
 
-def packed() -> tuple[Shape, ...]:
+def packed(head_dim: int = 128) -> tuple[Shape, ...]:
     kinds = ((16, 16, True), (16, 16, False), (32, 8, True))
     return tuple(
-        packed_shape(lengths, heads, kv_heads, 128, causal)
+        packed_shape(lengths, heads, kv_heads, head_dim, causal)
         for (heads, kv_heads, causal), lengths in itertools.product(kinds, PACKINGS.values())
     )
 
 
-def windows() -> tuple[Shape, ...]:
+def windows(head_dim: int = 128) -> tuple[Shape, ...]:
     """A window of w tokens, as models count: w - 1 keys to the left. Then encoders' two sides."""
     causal = ((4, 4096, 128), (2, 8192, 1024), (2, 8192, 4096), (1, 32_768, 4096))
     shapes = [
-        Shape(batch, seqlen, heads, kv_heads, 128, True, window_left=window - 1)
+        Shape(batch, seqlen, heads, kv_heads, head_dim, True, window_left=window - 1)
         for (heads, kv_heads), (batch, seqlen, window) in itertools.product(
             ((16, 16), (32, 8)), causal
         )
@@ -115,7 +115,9 @@ PRESETS = {
             (Shape(16, 1024, 32, 4, 64), Shape(16, 4096, 32, 4, 64), Shape(2, 8192, 32, 4, 64)),
         ),
         Preset("packed", "packed sequences of five kinds, D128", packed()),
+        Preset("packed-d64", "packed sequences of five kinds, D64", packed(64)),
         Preset("windows", "sliding windows, D128; two-sided ones, D64", windows()),
+        Preset("windows-d64", "sliding windows, two-sided ones among them, D64", windows(64)),
         Preset(
             "gpt-oss", "gpt-oss: 64/8 heads, D64, causal, every other layer a window", gpt_oss()
         ),

@@ -117,7 +117,7 @@ def dash_calls(strategy: str) -> Callable[[Shape, Tensors], tuple[Call, dict[str
         options |= {name: size for name, size in windows.items() if size is not None}
         tensors = (t.dout, t.q, t.k, t.v, t.out, t.lse)
         if shape.packed:
-            tensors += (t.cu_seqlens, t.cu_seqlens, shape.seqlen, shape.seqlen)
+            tensors += (t.cu_seqlens, t.cu_seqlens)
             operator = dash_operator("attention_varlen_bwd")
             facts = {"strategy": "" if strategy == "auto" else strategy}
         else:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from dash import support
+from dash.extension import extension
 from dash.support import UnsupportedError
 from dash.varlen.call import PackedCall
 
@@ -18,6 +19,8 @@ Tensors = Mapping[str, torch.Tensor]
 
 # Whether it may run depends on each sequence's lengths, which the host does not know.
 _REFUSED_BY_NAME = "symmetric_shift"
+
+_WINDOWS = ("window_left", "window_right")
 
 
 def reasons(
@@ -44,7 +47,8 @@ def reasons(
         softmax_lse: float32 ``(heads, total_q)``, checked where given.
         seqused_q, seqused_k: int32 ``(batch,)``, checked where given.
         rest: ``softmax_scale``, ``causal``, ``strategy``, … as of ``dash.support.reasons``. A
-            strategy given by name must accept the pack as one sequence.
+            strategy given by name must accept the pack as one sequence, with the window and, as
+            for a sequence that is too short for it, without.
     """
     given = {"q": q, "k": k, "v": v, "dout": dout, "out": out}
     tensors = {name: t for name, t in given.items() if t is not None}
@@ -72,14 +76,24 @@ def reasons(
     found = [*_shape_reasons(tensors)]
     if softmax_lse is not None:
         found += _lse_reasons(q, softmax_lse)
-    if rest.get("strategy") == _REFUSED_BY_NAME:
-        found.append(
-            f"strategy is {_REFUSED_BY_NAME!r}; required for packed sequences: another, because "
-            "whether it may run depends on each length ('auto' takes it where it may)"
-        )
+    if (reason := why_not_by_name(rest.get("strategy"))) is not None:
+        found.append(reason)
+    if found:
+        return found
     # One sequence that fills the pack: the rest is said as of a dense call.
     dense = {name: t[None] for name, t in tensors.items()}
-    return found or support.reasons(**dense, **rest)  # type: ignore[arg-type]
+    no_window = {name: value for name, value in rest.items() if name not in _WINDOWS}
+    return support.reasons(**dense, **rest) or support.reasons(**dense, **no_window)
+
+
+def why_not_by_name(strategy: object) -> str | None:
+    """Why a strategy cannot be asked for where sequences are packed; None if it can."""
+    if strategy != _REFUSED_BY_NAME:
+        return None
+    return (
+        f"strategy is {strategy!r}; required for packed sequences: another, because whether it may "
+        "run depends on each length ('auto' takes it where it may)"
+    )
 
 
 def check(*tensors: torch.Tensor, **rest: object) -> None:
@@ -109,6 +123,10 @@ def _length_reasons(lengths: Tensors) -> Iterator[str]:
 
 
 def _shape_reasons(tensors: Tensors) -> Iterator[str]:
+    most = extension().MAX_TOTAL_ROWS
+    for name in ("q", "k"):
+        if tensors[name].shape[0] >= most:
+            yield f"{name} has {tensors[name].shape[0]} rows; required: fewer than {most}"
     for name, like in (("v", "k"), ("dout", "q"), ("out", "q")):
         if name in tensors and tensors[name].shape != tensors[like].shape:
             yield (

@@ -6,13 +6,13 @@ by the call's signature. Nothing here reads the device.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
 
-from dash.device import dtype_name
+from dash.device import device_model, dtype_name
 from dash.extension import extension
+from dash.support import UnsupportedError
 from dash.varlen import checks
 from dash.varlen.call import PackedCall
 
@@ -60,26 +60,29 @@ def launch(call: PackedCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     # A bare storage: torch.use_deterministic_algorithms fills torch.empty with NaN, which would
     # cost a write of every fp32 dQ sum.
     workspace = torch.UntypedStorage(known.workspace_bytes, device=q.device)
-    extension().backward_varlen(
-        **known.arguments,
-        q=_view(q),
-        k=_view(k),
-        v=_view(v),
-        out=_view(out),
-        dout=_view(dout),
-        lse=(call.softmax_lse.data_ptr(), *call.softmax_lse.stride()),
-        dq=_view(dq),
-        dk=_view(dk),
-        dv=_view(dv),
-        cu_seqlens_q=cu_seqlens_q.data_ptr(),
-        cu_seqlens_k=cu_seqlens_k.data_ptr(),
-        seqused_q=0 if seqused_q is None else seqused_q.data_ptr(),
-        seqused_k=0 if seqused_k is None else seqused_k.data_ptr(),
-        workspace=workspace.data_ptr(),
-        workspace_bytes=known.workspace_bytes,
-        device=q.device.index,
-        stream=torch.cuda.current_stream(q.device).cuda_stream,
-    )
+    try:
+        extension().backward_varlen(
+            **known.arguments,
+            q=_view(q),
+            k=_view(k),
+            v=_view(v),
+            out=_view(out),
+            dout=_view(dout),
+            lse=(call.softmax_lse.data_ptr(), *call.softmax_lse.stride()),
+            dq=_view(dq),
+            dk=_view(dk),
+            dv=_view(dv),
+            cu_seqlens_q=cu_seqlens_q.data_ptr(),
+            cu_seqlens_k=cu_seqlens_k.data_ptr(),
+            seqused_q=0 if seqused_q is None else seqused_q.data_ptr(),
+            seqused_k=0 if seqused_k is None else seqused_k.data_ptr(),
+            workspace=workspace.data_ptr(),
+            workspace_bytes=known.workspace_bytes,
+            device=q.device.index,
+            stream=torch._C._cuda_getCurrentRawStream(q.device.index),
+        )
+    except ValueError as error:  # what only the stream's context can say: too few SMs, for one
+        raise UnsupportedError([str(error).removeprefix("dash: ")]) from error
     return dq, dk, dv
 
 
@@ -89,28 +92,44 @@ def _decide(call: PackedCall) -> Launch:
     batch = call.cu_seqlens_q.shape[0] - 1
     if batch == 0 or q.numel() == 0 or k.numel() == 0:
         return Launch({}, 0)
-    shape = {
-        "batch": batch,
-        "heads": q.shape[1],
-        "kv_heads": k.shape[1],
-        "total_q": q.shape[0],
-        "total_k": k.shape[0],
-        "head_dim": q.shape[2],
-        "causal": call.causal,
-        "window_left": -1 if call.window_left is None else call.window_left,
-        "window_right": -1 if call.window_right is None else call.window_right,
-        "strategy": call.strategy,
-        "group_split": call.group_split,
+    shape = pack_arguments(
+        tuple(q.shape), tuple(k.shape), call.causal, call.window_left, call.window_right,
+        call.strategy, call.group_split,
+    )  # fmt: skip
+    shape["batch"] = batch
+    values = {
+        "dtype": dtype_name(q.dtype),
+        "softmax_scale": q.shape[2] ** -0.5 if call.softmax_scale is None else call.softmax_scale,
+        # What the dense call would choose by, also where the stream's context has fewer SMs.
+        "resident_ctas": device_model(q.device, q.dtype, q.shape[2]).resident_ctas,
     }
-    scale = q.shape[2] ** -0.5 if call.softmax_scale is None else call.softmax_scale
-    values = {"dtype": dtype_name(q.dtype), "softmax_scale": scale}
-    return Launch(shape | values, workspace_bytes(**shape))
+    return Launch(shape | values, extension().varlen_workspace_bytes(**shape))
 
 
-@functools.lru_cache(maxsize=1024)
-def workspace_bytes(**shape: object) -> int:
-    """Device memory that a packed call takes beyond its outputs, whatever its lengths are."""
-    return extension().varlen_workspace_bytes(**shape)
+def pack_arguments(
+    q_shape: tuple[int, int, int],
+    kv_shape: tuple[int, int, int],
+    causal: bool,
+    window_left: int | None = None,
+    window_right: int | None = None,
+    strategy: str = "auto",
+    group_split: int = 0,
+) -> dict[str, object]:
+    """What ``_C.backward_varlen`` and ``_C.varlen_workspace_bytes`` are told but the batch."""
+    total_q, heads, head_dim = q_shape
+    total_k, kv_heads, _ = kv_shape
+    return {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "total_q": total_q,
+        "total_k": total_k,
+        "head_dim": head_dim,
+        "causal": causal,
+        "window_left": -1 if window_left is None else window_left,
+        "window_right": -1 if window_right is None else window_right,
+        "strategy": strategy,
+        "group_split": group_split,
+    }
 
 
 def tma_ready(t: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from dash.device import dtype_name
+from dash.extension import extension
 from dash.plan import Plan, plan
 from dash.support import UnsupportedError
+from dash.varlen import checks
+from dash.varlen.launch import pack_arguments
 
 _FINGERPRINT_DIGITS = 16
 
@@ -39,16 +42,20 @@ class VarlenPlan:
 
     Attributes:
         sequences: one entry for each distinct pair of lengths, in the order of the pack.
+        workspace_bytes: device memory beyond the outputs, the same for all lengths.
         q_shape: ``(total_q, heads, head_dim)``.
         kv_shape: ``(total_k, kv_heads, head_dim)``.
-        dtype, causal: the rest of the problem.
+        dtype, causal, window_left, window_right: the rest of the problem.
     """
 
     sequences: tuple[SequencePlan, ...]
+    workspace_bytes: int
     q_shape: tuple[int, int, int]
     kv_shape: tuple[int, int, int]
     dtype: torch.dtype
     causal: bool
+    window_left: int | None = None
+    window_right: int | None = None
 
     @property
     def batch(self) -> int:
@@ -66,9 +73,12 @@ class VarlenPlan:
 
     def __str__(self) -> str:
         mask = "causal, bottom-right in each sequence" if self.causal else "full"
+        if self.window_left is not None or self.window_right is not None:
+            mask += f", window {self.window_left} to the left, {self.window_right} to the right"
         head = [
             ("problem", f"q {self.q_shape}, kv {self.kv_shape}, {dtype_name(self.dtype)}, {mask}"),
             ("sequences", f"{self.batch} of {len(self.sequences)} distinct lengths"),
+            ("workspace", f"{self.workspace_bytes:,} bytes, whatever the lengths"),
             ("fingerprint", f"{self.fingerprint}, of all lengths"),
         ]
         width = max(len(label) for label, _ in head)
@@ -99,6 +109,8 @@ def plan_varlen(
     seqlens_q: Sequence[int],
     seqlens_k: Sequence[int] | None = None,
     causal: bool,
+    window_left: int | None = None,
+    window_right: int | None = None,
     strategy: str = "auto",
     group_split: int = 0,
     device: torch.device | str | int | None = None,
@@ -114,7 +126,7 @@ def plan_varlen(
         dtype: ``torch.bfloat16`` or ``torch.float16``.
         seqlens_q: rows of q of each sequence: ``cu_seqlens_q.diff().tolist()``.
         seqlens_k: rows of k; None: those of q.
-        causal, strategy, group_split, device: as for ``dash.plan``.
+        causal, window_left, window_right, strategy, group_split, device: as for ``dash.plan``.
 
     Raises:
         UnsupportedError: the problem or the strategy is not supported; says why.
@@ -123,23 +135,37 @@ def plan_varlen(
     seqlens_k = seqlens_q if seqlens_k is None else list(seqlens_k)
     shapes = tuple(q_shape), tuple(kv_shape)
     _check_lengths(*shapes, seqlens_q, seqlens_k)
-    counts = Counter(zip(seqlens_q, seqlens_k, strict=True))
+    windows = {"window_left": window_left, "window_right": window_right}
+    rest = {"causal": causal, "strategy": strategy, "group_split": group_split}
+    order = rest | {name: size for name, size in windows.items() if size is not None}
 
-    def plan_of(seqlen_q: int, seqlen_k: int) -> Plan | None:
+    def plan_of(seqlen_q: int, seqlen_k: int, **order: object) -> Plan | None:
         if seqlen_q == 0 or seqlen_k == 0:
             return None
         one = (1, seqlen_q, *shapes[0][1:]), (1, seqlen_k, *shapes[1][1:])
-        rest = {"causal": causal, "strategy": strategy, "group_split": group_split}
-        return plan(*one, dtype, **rest, device=device)
+        return plan(*one, dtype, **order, device=device)
 
+    totals = shapes[0][0], shapes[1][0]
+    # What the operator checks: it knows the totals alone.
+    if (reason := checks.why_not_by_name(strategy)) is not None:
+        raise UnsupportedError([reason])
+    for asked in (order, rest):
+        plan_of(*totals, **asked)
+    counts = Counter(zip(seqlens_q, seqlens_k, strict=True))
     return VarlenPlan(
         sequences=tuple(
-            SequencePlan(*lengths, count, plan_of(*lengths)) for lengths, count in counts.items()
+            SequencePlan(*lengths, count, plan_of(*lengths, **order))
+            for lengths, count in counts.items()
+        ),
+        workspace_bytes=extension().varlen_workspace_bytes(
+            batch=max(1, len(seqlens_q)),
+            **pack_arguments(*shapes, **order),
         ),
         q_shape=shapes[0],
         kv_shape=shapes[1],
         dtype=dtype,
         causal=causal,
+        **windows,
     )
 
 
