@@ -12,7 +12,7 @@ python -m dash                  doctor | bench | verify | demo | schedule
 import importlib
 from types import ModuleType
 
-from dash import ops
+from dash import _namesake, flops, ops  # noqa: F401  _namesake: before all else
 from dash.interface import attention
 from dash.plan import Plan, plan
 from dash.support import UnsupportedError

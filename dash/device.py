@@ -42,10 +42,20 @@ def is_hopper(index: int) -> bool:
 
 
 def default_device() -> torch.device:
-    """The current CUDA device where it is a Hopper GPU, else the CPU."""
+    """The current CUDA device where it is a Hopper GPU, else the CPU.
+
+    Initialises CUDA, which ``planned_device`` does not.
+    """
     if torch.cuda.is_available() and is_hopper(torch.cuda.current_device()):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def planned_device() -> torch.device:
+    """``default_device``, but the CPU in a process that has not initialised CUDA, which stays so:
+    a plan may be made for a log before the process forks.
+    """
+    return default_device() if torch.cuda.is_initialized() else torch.device("cpu")
 
 
 def device_model(device: torch.device, dtype: torch.dtype, head_dim: int) -> DeviceModel:

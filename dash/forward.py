@@ -1,14 +1,17 @@
 """Forward passes that ``dash.attention`` may call; none of them is ours but the last.
 
-The best one present is taken, in this order:
+"auto" takes the first of these that can run the call:
 
-1. the package of FlashAttention-3 (``flash_attn_interface``);
-2. the cuDNN kernel behind PyTorch's SDPA. Its causal mask is aligned top-left, so for a causal
-   mask only where seqlen_q = seqlen_k;
-3. the FlashAttention-2 kernel behind SDPA. Called as an operator its causal mask is aligned
-   bottom-right, as dash defines it (torch/nn/attention/bias.py relies on the same);
-   ``scaled_dot_product_attention(is_causal=True)`` is not: it refuses or realigns unequal lengths;
-4. plain PyTorch, for the CPU and for what the others refuse.
+- ``"fa3"``: the package of FlashAttention-3 (``flash_attn_interface``);
+- ``"cudnn"``: the cuDNN kernel behind PyTorch's SDPA. It knows no windows, and its causal mask is
+  aligned top-left, so for a causal mask only where seqlen_q = seqlen_k;
+- ``"flash"``: the FlashAttention-2 kernel behind SDPA. Called as an operator its causal mask is
+  aligned bottom-right, as dash defines it (torch/nn/attention/bias.py relies on the same);
+  ``scaled_dot_product_attention(is_causal=True)`` is not: it refuses or realigns unequal lengths;
+- ``"plain"``: PyTorch operations in fp32, for the CPU and for what the others refuse.
+
+The first three look for a row's largest score before they scale it, which is its largest scaled
+score only for a positive scale: others are plain's.
 
 All return ``out`` ``(batch, seqlen_q, heads, head_dim)`` in q's dtype and ``lse`` ``(batch, heads,
 seqlen_q)`` fp32, the natural log of the sum of exp of the scaled scores, ±inf for rows without
@@ -20,112 +23,289 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
-Forward = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, float, bool], tuple[torch.Tensor, torch.Tensor]
-]
+from dash.mask import Mask
+from dash.memory import contiguous
+from dash.support import UnsupportedError
+
+Result = tuple[torch.Tensor, torch.Tensor]
 
 # Query rows a step of the plain forward: bounds the scores to (batch, heads, 512, seqlen_k) fp32.
 _PLAIN_ROWS = 512
 
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # below, kernels flush it to zero
 
-def choose_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
-) -> tuple[str, Forward]:
-    """The name of the best forward present for these tensors, and the forward.
+
+class ForwardCall(NamedTuple):
+    """One attention forward: shapes as in ``dash.attention``, the scale as it is used."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float
+    causal: bool = False
+    window_left: int | None = None
+    window_right: int | None = None
+
+    @property
+    def mask(self) -> Mask:
+        windows = self.window_left, self.window_right
+        return Mask.of(self.q.shape[1], self.k.shape[1], self.causal, *windows)
+
+    @property
+    def windowed(self) -> bool:
+        return self.window_left is not None or self.window_right is not None
+
+
+def run_forward(call: ForwardCall, forward: str = "auto") -> Result:
+    """out and lse by the forward of that name, or by the first that can.
+
+    Raises:
+        UnsupportedError: there is no such forward, or it cannot run this call.
+    """
+    name = choose_forward(call, forward)
+    if name != "fa3":
+        return _FORWARDS[name](call)
+    try:
+        return fa3_forward(call)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        if _is_of_the_device(error):
+            raise
+        _note_fa3_failure(call, error)
+    return run_forward(call, forward)
+
+
+def choose_forward(call: ForwardCall, forward: str = "auto") -> str:
+    """The name of the first forward that can run the call, or of the one asked for.
 
     Which kernel PyTorch may use follows its own switches (``torch.nn.attention.sdpa_kernel``).
+
+    Raises:
+        UnsupportedError: there is no such forward, or it cannot run this call.
     """
-    if q.device.type != "cuda":
-        return "plain", plain_forward
-    if fa3_package() is not None:
-        return "fa3", fa3_forward
-    square = q.shape[1] == k.shape[1]
-    if (square or not causal) and torch.backends.cuda.can_use_cudnn_attention(
-        _sdpa_params(q, k, v, causal)
-    ):
-        return "cudnn", cudnn_forward
-    # SDPA's own check refuses a causal mask for unequal lengths, which the operator can do.
-    if torch.backends.cuda.can_use_flash_attention(_sdpa_params(q, k, v, causal and square)):
-        return "flash", flash_forward
-    return "plain", plain_forward
+    if forward == "auto":
+        return next(name for name, refusal in _REFUSALS.items() if refusal(call) is None)
+    if forward not in _REFUSALS:
+        known = ", ".join(map(repr, ("auto", *_REFUSALS)))
+        raise UnsupportedError([f"forward is {forward!r}; required: one of {known}"])
+    reason = _REFUSALS[forward](call)
+    if reason is not None:
+        raise UnsupportedError([f"forward is {forward!r}, and {reason}"])
+    return forward
+
+
+# ---- FlashAttention-3's package ------------------------------------------------------------------
+
+
+def fa3_package() -> ModuleType | None:
+    """``flash_attn_interface`` where it is installed and loads, else None."""
+    return _find_fa3()[0]
+
+
+def why_no_fa3() -> str:
+    """Why ``fa3_package`` is None."""
+    return _find_fa3()[1]
 
 
 @functools.lru_cache(maxsize=1)
-def fa3_package() -> ModuleType | None:
-    """``flash_attn_interface`` where it is installed and loads, else None."""
+def _find_fa3() -> tuple[ModuleType | None, str]:
     try:
-        return importlib.import_module("flash_attn_interface")
-    except (ImportError, OSError):  # OSError: built for another torch
-        return None
+        module = importlib.import_module("flash_attn_interface")
+        _ = module.flash_attn_func
+    except ModuleNotFoundError as error:
+        if error.name == "flash_attn_interface":
+            return None, "flash_attn_interface is not installed"
+        return None, f"flash_attn_interface does not load: {error!r}"
+    except Exception as error:  # whatever it does on import: another torch, no driver, its own bugs
+        return None, f"flash_attn_interface does not load: {error!r}"
+    return module, ""
 
 
-def fa3_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+# (dtype, head_dim) that this build of the package was seen to lack, and what it said.
+_fa3_lacks: dict[tuple[torch.dtype, int], str] = {}
+
+
+def fa3_forward(call: ForwardCall) -> Result:
     function = fa3_package().flash_attn_func
-    # Releases up to spring 2025 always return lse; later ones only when asked.
-    asks = "return_attn_probs" in inspect.signature(function).parameters
-    more = {"return_attn_probs": True} if asks else {}
-    out, lse, *_ = function(q, k, v, softmax_scale=scale, causal=causal, **more)
-    return out.contiguous(), lse.contiguous()
+    more = {}
+    if _takes_return_attn_probs(function):
+        more["return_attn_probs"] = True
+    if call.windowed:
+        more["window_size"] = _window_sizes(call)
+    out, lse, *_ = function(
+        call.q, call.k, call.v, softmax_scale=call.scale, causal=call.causal, **more
+    )
+    return contiguous(out), contiguous(lse)
 
 
-def cudnn_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if causal and q.shape[1] != k.shape[1]:
+@functools.lru_cache(maxsize=1)
+def _takes_return_attn_probs(function: Callable[..., object]) -> bool:
+    """Releases up to spring 2025 always return lse; later ones only when asked."""
+    return "return_attn_probs" in inspect.signature(function).parameters
+
+
+def _fa3_refusal(call: ForwardCall) -> str | None:
+    if call.q.device.type != "cuda":
+        return f"q is on {call.q.device}; required: a CUDA device"
+    if fa3_package() is None:
+        return why_no_fa3()
+    if call.scale < _SMALLEST_SCALE:
+        return _needs_positive_scale(call)
+    return _fa3_lacks.get((call.q.dtype, call.q.shape[3]))
+
+
+def _note_fa3_failure(call: ForwardCall, error: Exception) -> None:
+    what = call.q.dtype, call.q.shape[3]
+    _fa3_lacks[what] = f"flash_attn_interface refused {what[0]}, head_dim {what[1]}: {error}"
+    warnings.warn(
+        f"dash.attention: {_fa3_lacks[what]}; another forward is taken",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def _is_of_the_device(error: Exception) -> bool:
+    """Whether the device failed, and not the package: then no other forward would help."""
+    return isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error)
+
+
+# ---- PyTorch's kernels ---------------------------------------------------------------------------
+
+
+def cudnn_forward(call: ForwardCall) -> Result:
+    if call.windowed or (call.causal and call.q.shape[1] != call.k.shape[1]):
         raise ValueError("cuDNN's causal mask is aligned top-left: wrong unless lengths are equal")
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *(t.transpose(1, 2) for t in (q, k, v)), None, True, 0.0, causal, False, scale=scale
+        *(t.transpose(1, 2) for t in call[:3]),
+        None,
+        True,
+        0.0,
+        call.causal,
+        False,
+        scale=call.scale,
     )
-    return out.transpose(1, 2).contiguous(), lse.reshape(lse.shape[:3]).contiguous()
+    return contiguous(out.transpose(1, 2)), contiguous(lse.reshape(lse.shape[:3]))
 
 
-def flash_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-        *(t.transpose(1, 2) for t in (q, k, v)), 0.0, causal, False, scale=scale
+def _cudnn_refusal(call: ForwardCall) -> str | None:
+    if call.q.device.type != "cuda":
+        return f"q is on {call.q.device}; required: a CUDA device"
+    if call.windowed:
+        return "a window is given; required: none"
+    if call.causal and call.q.shape[1] != call.k.shape[1]:
+        return (
+            f"seqlen_q is {call.q.shape[1]} and seqlen_k {call.k.shape[1]}; required: equal "
+            "lengths for a causal mask"
+        )
+    if call.scale < _SMALLEST_SCALE:
+        return _needs_positive_scale(call)
+    if not torch.backends.cuda.can_use_cudnn_attention(_sdpa_params(call, call.causal)):
+        return "PyTorch's cuDNN attention cannot run it, or is switched off"
+    return None
+
+
+def flash_forward(call: ForwardCall) -> Result:
+    left, right = _window_sizes(call)
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        *call[:3],
+        None,
+        None,
+        call.q.shape[1],
+        call.k.shape[1],
+        0.0,
+        call.causal,
+        False,
+        scale=call.scale,
+        window_size_left=left,
+        window_size_right=0 if call.causal else right,
     )
-    return out.transpose(1, 2).contiguous(), lse.contiguous()
+    return contiguous(out), contiguous(lse)
+
+
+def _flash_refusal(call: ForwardCall) -> str | None:
+    if call.q.device.type != "cuda":
+        return f"q is on {call.q.device}; required: a CUDA device"
+    if call.scale < _SMALLEST_SCALE:
+        return _needs_positive_scale(call)
+    # SDPA's own check refuses a causal mask for unequal lengths, which the operator can do.
+    square = call.q.shape[1] == call.k.shape[1]
+    if not torch.backends.cuda.can_use_flash_attention(_sdpa_params(call, call.causal and square)):
+        return "PyTorch's flash attention cannot run it, or is switched off"
+    return None
+
+
+def _needs_positive_scale(call: ForwardCall) -> str:
+    return f"softmax_scale is {call.scale}; required: a positive number, or forward 'plain'"
+
+
+def _window_sizes(call: ForwardCall) -> tuple[int, int]:
+    """(left, right) as FlashAttention counts: -1 for unlimited."""
+    sizes = (call.window_left, call.window_right)
+    return tuple(-1 if size is None else min(size, 2**31 - 1) for size in sizes)
+
+
+def _sdpa_params(call: ForwardCall, causal: bool) -> torch.backends.cuda.SDPAParams:
+    query, key, value = (t.transpose(1, 2) for t in call[:3])
+    grouped = call.q.shape[2] != call.k.shape[2]
+    return torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, causal, grouped)
+
+
+# ---- Plain operations ----------------------------------------------------------------------------
 
 
 def plain_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    causal: bool = False,
+    window_left: int | None = None,
+    window_right: int | None = None,
+) -> Result:
     """Softmax over a block of query rows at a time, in fp32 (fp64 for fp64 inputs)."""
-    _batch, seqlen_q, heads, _head_dim = q.shape
-    seqlen_k, kv_heads = k.shape[1:3]
+    with torch.autocast(q.device.type, enabled=False):
+        return _plain_forward(ForwardCall(q, k, v, scale, causal, window_left, window_right))
+
+
+def _plain_forward(call: ForwardCall) -> Result:
+    q, k, v, scale, *_ = call
+    (seqlen_q, heads), (seqlen_k, kv_heads) = q.shape[1:3], k.shape[1:3]
     precision = torch.promote_types(q.dtype, torch.float32)
     # (batch, kv_heads, group, seqlen_q, head_dim) and (batch, kv_heads, 1, seqlen_k, head_dim)
     grouped_q = q.unflatten(2, (kv_heads, heads // kv_heads)).movedim(1, 3).to(precision)
     keys, values = (t.transpose(1, 2)[:, :, None].to(precision) for t in (k, v))
-    out = torch.empty_like(grouped_q)
-    lse = torch.empty(grouped_q.shape[:-1], dtype=precision, device=q.device)
+    mask = call.mask
     columns = torch.arange(seqlen_k, device=q.device)
-    for start in range(0, seqlen_q, _PLAIN_ROWS):
-        rows = slice(start, min(start + _PLAIN_ROWS, seqlen_q))
+    outs, lses = [], []
+    for start in range(0, max(seqlen_q, 1), _PLAIN_ROWS):
+        rows = torch.arange(start, min(start + _PLAIN_ROWS, seqlen_q), device=q.device)
         scores = (grouped_q[..., rows, :] @ keys.mT) * scale
-        if causal:
-            last = torch.arange(rows.start, rows.stop, device=q.device) + seqlen_k - seqlen_q
-            scores = scores.masked_fill(columns > last[:, None], -torch.inf)
-        row_lse = scores.logsumexp(-1)
+        if not mask.full:
+            scores = scores.masked_fill(~mask.sees(rows, columns), -torch.inf)
+        lse = scores.logsumexp(-1)
         # In a row without keys scores and lse are -inf, and their difference would be NaN.
-        p = torch.exp(scores - row_lse.masked_fill(row_lse == -torch.inf, 0.0)[..., None])
-        out[..., rows, :] = p @ values
-        lse[..., rows] = row_lse
-    out = out.movedim(3, 1).flatten(2, 3).to(q.dtype)
-    return out.contiguous(), lse.flatten(1, 2).contiguous()
+        p = torch.exp(scores - lse.masked_fill(~mask.has_keys(rows), 0.0)[..., None])
+        outs.append(p @ values)
+        lses.append(lse)
+    out = torch.cat(outs, 3).movedim(3, 1).flatten(2, 3)
+    return contiguous(out.to(q.dtype)), torch.cat(lses, 3).flatten(1, 2)
 
 
-def _sdpa_params(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
-) -> torch.backends.cuda.SDPAParams:
-    query, key, value = (t.transpose(1, 2) for t in (q, k, v))
-    grouped = q.shape[2] != k.shape[2]
-    return torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, causal, grouped)
+_FORWARDS: dict[str, Callable[[ForwardCall], Result]] = {
+    "fa3": fa3_forward,
+    "cudnn": cudnn_forward,
+    "flash": flash_forward,
+    "plain": lambda call: plain_forward(*call),
+}
+_REFUSALS: dict[str, Callable[[ForwardCall], str | None]] = {
+    "fa3": _fa3_refusal,
+    "cudnn": _cudnn_refusal,
+    "flash": _flash_refusal,
+    "plain": lambda call: None,
+}

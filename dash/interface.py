@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import numbers
+from typing import NamedTuple
+
 import torch
 
-from dash import support
-from dash.forward import choose_forward
+from dash import ops, support
+from dash.derivatives import (
+    call_below_autograd,
+    define_batching,
+    define_derivative,
+    raise_no_derivative,
+)
+from dash.forward import ForwardCall, run_forward
 
 torch.library.define(
     "dash::attention_fwd",
-    "(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, str strategy, "
-    "int group_split) "
-    "-> (Tensor out, Tensor softmax_lse)",
+    "(Tensor q, Tensor k, Tensor v, float? softmax_scale=None, bool causal=False, "
+    'str strategy="auto", int group_split=0, int? window_left=None, int? window_right=None, '
+    'str forward="auto") -> (Tensor out, Tensor softmax_lse)',
     tags=torch.Tag.pt2_compliant_tag,
 )
+
+OutAndLse = tuple[torch.Tensor, torch.Tensor]
 
 
 def attention(
@@ -23,19 +34,26 @@ def attention(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
+    window_left: int | None = None,
+    window_right: int | None = None,
+    forward: str = "auto",
     strategy: str = "auto",
     group_split: int = 0,
     return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | OutAndLse:
     """softmax(q kᵀ · softmax_scale) v, differentiable through ``dash::attention_bwd``.
 
-    The forward pass is the best one present (``dash.forward``); the backward is dash's.
-
     Args:
-        q: ``(batch, seqlen_q, heads, head_dim)``, bfloat16 or float16.
+        q: ``(batch, seqlen_q, heads, head_dim)``, bfloat16 or float16. Under autocast float32 is
+            cast to autocast's dtype, as for ``scaled_dot_product_attention``.
         k, v: ``(batch, seqlen_k, kv_heads, head_dim)``; ``heads`` is a multiple of ``kv_heads``.
         causal: query row r sees key columns 0 … r + seqlen_k − seqlen_q (bottom-right aligned).
-        softmax_scale: defaults to ``head_dim ** -0.5``.
+        softmax_scale: a number; defaults to ``head_dim ** -0.5``.
+        window_left, window_right: query row r sees only the key columns from
+            r + seqlen_k − seqlen_q − window_left to r + seqlen_k − seqlen_q + window_right. None:
+            no bound on that side. Together with ``causal``: what both show.
+        forward: which forward pass runs: ``"auto"``, the best one present, or its name in
+            ``dash.forward``.
         strategy, group_split: order of the gradients' sums; see ``dash.plan``.
         return_lse: also return the logsumexp, which is not differentiable.
 
@@ -44,66 +62,117 @@ def attention(
         ``(batch, heads, seqlen_q)``, ±inf for rows without keys.
 
     Raises:
-        UnsupportedError: the backward could not run, checked before the forward does.
-        NotImplementedError: when a second derivative is taken.
+        UnsupportedError: the forward asked for or the backward could not run, checked before the
+            forward does.
+        NotImplementedError: when a second or a forward-mode derivative is taken.
     """
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    out, lse = torch.ops.dash.attention_fwd(q, k, v, scale, causal, strategy, group_split)
+    if not (isinstance(q, torch.Tensor) and isinstance(softmax_scale, float | int | None)):
+        softmax_scale = _number(q, k, v, softmax_scale)
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = _autocast(q, k, v)
+    arguments = (q, k, v, softmax_scale, causal, strategy, group_split, window_left, window_right)
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        out, lse = torch.ops.dash.attention_fwd.default(*arguments, forward)
+    else:
+        out, lse = _Attention.apply(*arguments, forward)
     return (out, lse) if return_lse else out
 
 
-def _attention_fwd(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float,
-    causal: bool,
-    strategy: str,
-    group_split: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    order = {"strategy": strategy, "group_split": group_split}
-    support.check(q, k, v, softmax_scale=softmax_scale, causal=causal, **order)
+def _number(q: object, k: object, v: object, softmax_scale: object) -> float:
+    """softmax_scale as a float. Raises ``UnsupportedError`` for what is no number or no tensor."""
+    found = [] if isinstance(q, torch.Tensor) else support.reasons(q, k, v)
+    found += support.scale_reasons(softmax_scale)
+    if found or not isinstance(softmax_scale, numbers.Real):
+        raise support.UnsupportedError(found)
+    return float(softmax_scale)
+
+
+def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(
+        t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype == torch.float32 else t
+        for t in tensors
+    )
+
+
+class Call(NamedTuple):
+    """The operator's arguments, in the order of its schema."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    softmax_scale: float | None = None
+    causal: bool = False
+    strategy: str = "auto"
+    group_split: int = 0
+    window_left: int | None = None
+    window_right: int | None = None
+    forward: str = "auto"
+
+    def check(self) -> None:
+        """Raises ``UnsupportedError`` with every reason why the backward could not run."""
+        names = Call._fields[3:9]
+        support.check(*self[:3], **dict(zip(names, self[3:9], strict=True)))
+
+    def forward_call(self) -> ForwardCall:
+        scale = self.q.shape[3] ** -0.5 if self.softmax_scale is None else self.softmax_scale
+        return ForwardCall(*self[:3], scale, self.causal, self.window_left, self.window_right)
+
+
+_checked: set[support.Key] = set()
+_REMEMBERED_CALLS = 4096
+
+
+def _attention_fwd(*arguments: object) -> OutAndLse:
+    call = Call(*arguments)
+    key = support.key_of(call[:3], call[4:9])
+    if key not in _checked or not support.scale_is_usable(call.softmax_scale):
+        call.check()
+        if len(_checked) >= _REMEMBERED_CALLS:
+            _checked.clear()
+        _checked.add(key)
+    q, k = call.q, call.k
     if q.numel() == 0 or k.numel() == 0:
         lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
         return q.new_zeros(q.shape), lse
-    _, forward = choose_forward(q, k, v, causal)
-    return forward(q, k, v, softmax_scale, causal)
+    return run_forward(call.forward_call(), call.forward)
 
 
 torch.library.impl("dash::attention_fwd", ("cpu", "cuda"), _attention_fwd)
 
 
 @torch.library.register_fake("dash::attention_fwd")
-def _attention_fwd_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float,
-    causal: bool,
-    strategy: str,
-    group_split: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attention_fwd_fake(*arguments: object) -> OutAndLse:
+    q = Call(*arguments).q
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
     return q.new_empty(q.shape), lse
 
 
-def _save_for_backward(
-    ctx: object, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    q, k, v, *ctx.rest = inputs
-    out, lse = output
-    ctx.save_for_backward(q, k, v, out, lse)
-    ctx.mark_non_differentiable(lse)
+class _Attention(torch.autograd.Function):
+    """The derivative of attention; a Function, because torch.func knows what to do with those."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: object) -> OutAndLse:
+        return call_below_autograd(torch.ops.dash.attention_fwd.default, arguments)
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: tuple, output: OutAndLse) -> None:
+        ctx.arguments = inputs[3:9]
+        out, lse = output
+        ctx.save_for_backward(*inputs[:3], out, lse)
+        ctx.mark_non_differentiable(lse)
+
+    @staticmethod
+    def backward(ctx: object, dout: torch.Tensor, _: object) -> tuple[torch.Tensor | None, ...]:
+        gradients = ops.attention_bwd(dout, *ctx.saved_tensors, *ctx.arguments)
+        return *gradients, *(None,) * 7
+
+    @staticmethod
+    def jvp(ctx: object, *tangents: torch.Tensor | None) -> None:
+        raise_no_derivative("dash.attention", "a forward-mode derivative")
 
 
-def _attention_backward(
-    ctx: object, dout: torch.Tensor, _: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, out, lse = ctx.saved_tensors
-    dq, dk, dv = torch.ops.dash.attention_bwd(dout, q, k, v, out, lse, *ctx.rest)
-    return dq, dk, dv, None, None, None, None
-
-
-torch.library.register_autograd(
-    "dash::attention_fwd", _attention_backward, setup_context=_save_for_backward
-)
+define_derivative("dash::attention_fwd", _Attention)
+define_batching("dash::attention_fwd", tensors=3, fold=False)  # forwards are not ours

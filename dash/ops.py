@@ -2,127 +2,159 @@
 
     attention_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse,
                   float? softmax_scale=None, bool causal=False, str strategy="auto",
-                  int group_split=0)
+                  int group_split=0, int? window_left=None, int? window_right=None)
         -> (Tensor dq, Tensor dk, Tensor dv)
 
 ``dout``, ``q``, ``out`` are ``(batch, seqlen_q, heads, head_dim)``; ``k``, ``v`` are ``(batch,
 seqlen_k, kv_heads, head_dim)``; all bfloat16 or all float16, any strides. ``softmax_lse`` is
 float32 ``(batch, heads, seqlen_q)`` or ``(batch, heads, seqlen_q, 1)``: the natural log of the sum
-of exp of the scaled scores, ±inf for a row without keys. ``softmax_scale`` defaults to
-``head_dim ** -0.5``; ``causal`` is bottom-right aligned. ``strategy`` and ``group_split``, how many
-parts the q heads of a KV head are cut into, fix the order of the sums (``dash.plan``). The outputs
-are new, contiguous, and bit for bit the same on every call. ``dash.support`` raises for what is not
-supported, before anything is launched.
+of exp of the scaled scores; what it, ``out`` and ``dout`` hold for a row without keys is not read.
+``softmax_scale`` defaults to ``head_dim ** -0.5``; ``causal`` is bottom-right aligned, and so are
+the windows: a query sees ``window_left`` keys before its own place and ``window_right`` after it,
+None meaning all. ``strategy`` and ``group_split``, how many parts the q heads of a KV head are cut
+into, fix the order of the sums (``dash.plan``). The outputs are new, contiguous, and bit for bit
+the same on every call. ``dash.support`` raises for what is not supported, before anything is
+launched. Autocast changes nothing here: inputs are taken in the dtypes they have.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from dash import reference, support
+from dash.derivatives import (
+    call_below_autograd,
+    define_batching,
+    define_derivative,
+    raise_no_derivative,
+)
 from dash.device import dtype_name
 from dash.extension import extension
-from dash.plan import Plan, cached_plan
+from dash.memory import contiguous_copy, uninitialized_like
+from dash.plan import cached_plan
+from dash.problem import Problem
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _TMA_ALIGNMENT_BYTES = 16
 _TMA_STRIDE_ELEMENTS = 8  # 16 bytes of a 16-bit type
+_REMEMBERED_LAUNCHES = 4096
 
 torch.library.define(
     "dash::attention_bwd",
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
-    'float? softmax_scale=None, bool causal=False, str strategy="auto", int group_split=0) '
-    "-> (Tensor dq, Tensor dk, Tensor dv)",
+    'float? softmax_scale=None, bool causal=False, str strategy="auto", int group_split=0, '
+    "int? window_left=None, int? window_right=None) -> (Tensor dq, Tensor dk, Tensor dv)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
 
+class Call(NamedTuple):
+    """The operator's arguments, in the order of its schema."""
+
+    dout: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    softmax_lse: torch.Tensor
+    softmax_scale: float | None = None
+    causal: bool = False
+    strategy: str = "auto"
+    group_split: int = 0
+    window_left: int | None = None
+    window_right: int | None = None
+
+    @property
+    def scale(self) -> float:
+        return self.q.shape[3] ** -0.5 if self.softmax_scale is None else self.softmax_scale
+
+    def problem(self) -> Problem:
+        shapes = tuple(self.q.shape), tuple(self.k.shape)
+        return Problem(*shapes, self.q.dtype, *self[7:], self.q.device)
+
+    def check(self) -> None:
+        """Raises ``UnsupportedError`` with every reason why the call cannot run."""
+        tensors = {"dout": self.dout, "out": self.out, "softmax_lse": self.softmax_lse}
+        order = dict(zip(self._fields[7:], self[7:], strict=True))
+        support.check(self.q, self.k, self.v, **tensors, softmax_scale=self.softmax_scale, **order)
+
+    def zeros(self) -> Gradients:
+        return tuple(t.new_zeros(t.shape) for t in (self.q, self.k, self.v))
+
+
 @torch.library.register_fake("dash::attention_bwd")
-def _attention_bwd_fake(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    strategy: str = "auto",
-    group_split: int = 0,
-) -> Gradients:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _attention_bwd_fake(*arguments: object) -> Gradients:
+    call = Call(*arguments)
+    return tuple(t.new_empty(t.shape) for t in (call.q, call.k, call.v))
 
 
-def _attention_bwd_cpu(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    strategy: str = "auto",
-    group_split: int = 0,
-) -> Gradients:
+def _attention_bwd_cpu(*arguments: object) -> Gradients:
     """Walks the same plan tile by tile in plain PyTorch (``dash.reference``)."""
-    plan = _checked_plan(
-        dout, q, k, v, out, softmax_lse, softmax_scale, causal, strategy, group_split
-    )
-    if plan is None:
-        return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
-    lse = softmax_lse.reshape(softmax_lse.shape[:3])
-    scale = _scale(q, softmax_scale)
-    return reference.attention_bwd(dout, q, k, v, out, lse, softmax_scale=scale, plan=plan)
+    call = Call(*arguments)
+    call.check()
+    problem = call.problem()
+    if problem.empty:
+        return call.zeros()
+    return reference.attention_bwd(*call[:5], _lse(call), call.scale, cached_plan(problem))
 
 
-def _attention_bwd_cuda(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    strategy: str = "auto",
-    group_split: int = 0,
-) -> Gradients:
+class Launch(NamedTuple):
+    """What does not change between calls with tensors of the same shapes: made once.
+
+    Attributes:
+        arguments: the first of ``_C.backward``: problem, strategy, dtype, head_dim.
+        scale: where none is given.
+        q_strides, kv_strides: batch, seqlen and head strides of contiguous tensors.
+        workspace_bytes: device memory that the kernels need for themselves.
+    """
+
+    arguments: tuple[object, str, str, int]
+    scale: float
+    q_strides: tuple[int, int, int]
+    kv_strides: tuple[int, int, int]
+    workspace_bytes: int
+
+
+_launches: dict[tuple[object, ...], Launch | None] = {}
+
+
+def _attention_bwd_cuda(*arguments: object) -> Gradients:
     """Enqueues the kernels on the current stream of the tensors' device, whichever is current."""
-    plan = _checked_plan(
-        dout, q, k, v, out, softmax_lse, softmax_scale, causal, strategy, group_split
-    )
-    if plan is None:
-        return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    with torch.cuda.device(q.device):
-        # Copies live to the end of the function, so that the launch reads memory that is theirs;
-        # later allocations on this stream come after it.
-        dout, q, k, v, out = (tma_ready(t) for t in (dout, q, k, v, out))
-        # A bare storage: torch.use_deterministic_algorithms fills torch.empty with NaN, which would
-        # cost a write of every fp32 dQ sum.
-        workspace = torch.UntypedStorage(plan.workspace_bytes, device=q.device)
+    call = Call(*arguments)
+    launch = _launch_of(call)
+    if launch is None:
+        return call.zeros()
+    _, q, k, v, _, lse, scale, *_ = call
+    # Copies live to the end of the function, so that the launch reads memory that is theirs; later
+    # allocations on this stream come after it.
+    dout, q, k, v, out = (tma_ready(t) for t in call[:5])
+    dq, dk, dv = (uninitialized_like(t) for t in (q, k, v))
+    device = q.device
+    workspace = torch.UntypedStorage(launch.workspace_bytes, device=device)
+    _, q_strides, kv_strides = launch[1:4]
+    try:
         extension().backward(
-            problem=support.make_problem(plan.q_shape, plan.kv_shape, causal, plan.group_split),
-            strategy=plan.strategy,
-            dtype=dtype_name(q.dtype),
-            head_dim=q.shape[3],
-            softmax_scale=_scale(q, softmax_scale),
-            q=_view(q),
-            k=_view(k),
-            v=_view(v),
-            out=_view(out),
-            dout=_view(dout),
-            lse=(softmax_lse.data_ptr(), *softmax_lse.stride()[:3]),
-            dq=_view(dq),
-            dk=_view(dk),
-            dv=_view(dv),
-            workspace=workspace.data_ptr(),
-            workspace_bytes=plan.workspace_bytes,
-            device=q.device.index,
-            stream=torch.cuda.current_stream(q.device).cuda_stream,
+            *launch.arguments,
+            launch.scale if scale is None else scale,
+            _view(q, q_strides),
+            _view(k, kv_strides),
+            _view(v, kv_strides),
+            _view(out, q_strides),
+            _view(dout, q_strides),
+            (lse.data_ptr(), *lse.stride()[:3]),
+            (dq.data_ptr(), *q_strides),
+            (dk.data_ptr(), *kv_strides),
+            (dv.data_ptr(), *kv_strides),
+            workspace.data_ptr(),
+            launch.workspace_bytes,
+            device.index,
+            torch._C._cuda_getCurrentRawStream(device.index),
         )
+    except ValueError as error:  # what only the stream's context can say: too few SMs, for one
+        raise support.UnsupportedError([str(error).removeprefix("dash: ")]) from error
     return dq, dk, dv
 
 
@@ -130,15 +162,72 @@ torch.library.impl("dash::attention_bwd", "cpu", _attention_bwd_cpu)
 torch.library.impl("dash::attention_bwd", "cuda", _attention_bwd_cuda)
 
 
-def _no_second_derivative(ctx: object, *grads: torch.Tensor | None) -> None:
-    raise NotImplementedError(
-        "dash::attention_bwd has no derivative: a gradient of attention's gradient was asked for "
-        "(double backward, create_graph=True). Use torch.nn.functional."
-        "scaled_dot_product_attention with the math backend where second derivatives are needed."
+def _launch_of(call: Call) -> Launch | None:
+    """The launch of a call, checked; None where there is nothing to compute.
+
+    Raises:
+        UnsupportedError: with every reason why the call cannot run.
+    """
+    key = support.key_of(call[:6], call[7:])
+    if key in _launches and support.scale_is_usable(call.softmax_scale):
+        return _launches[key]
+    call.check()
+    if len(_launches) >= _REMEMBERED_LAUNCHES:
+        _launches.clear()
+    _launches[key] = launch = _prepare(call)
+    return launch
+
+
+def _prepare(call: Call) -> Launch | None:
+    problem = call.problem()
+    if problem.empty:
+        return None
+    plan = cached_plan(problem)
+    in_tiles = problem.in_tiles(plan.group_split)
+    head_dim = call.q.shape[3]
+    return Launch(
+        (in_tiles, plan.strategy, dtype_name(call.q.dtype), head_dim),
+        head_dim**-0.5,
+        _contiguous_strides(call.q.shape),
+        _contiguous_strides(call.k.shape),
+        plan.workspace_bytes,
     )
 
 
-torch.library.register_autograd("dash::attention_bwd", _no_second_derivative)
+class _WithoutDerivative(torch.autograd.Function):
+    """The operator where a derivative of it may be asked for: the question raises, not the call."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: object) -> Gradients:
+        return call_below_autograd(torch.ops.dash.attention_bwd.default, arguments)
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: tuple, output: Gradients) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: object, *grads: torch.Tensor | None) -> None:
+        raise_no_derivative("dash::attention_bwd", "a gradient of attention's gradient")
+
+    @staticmethod
+    def jvp(ctx: object, *tangents: torch.Tensor | None) -> None:
+        raise_no_derivative("dash::attention_bwd", "a forward-mode derivative")
+
+
+define_derivative("dash::attention_bwd", _WithoutDerivative)
+define_batching("dash::attention_bwd", tensors=6, fold=True)
+
+
+def attention_bwd(*arguments: object) -> Gradients:
+    """The operator as an autograd Function calls it: also inside torch.func's transforms."""
+    if torch._C._are_functorch_transforms_active():
+        return _WithoutDerivative.apply(*arguments)
+    operator = torch.ops.dash.attention_bwd.default
+    if torch.is_grad_enabled():  # create_graph=True
+        return operator(*arguments)
+    return call_below_autograd(operator, arguments)
 
 
 def tma_ready(t: torch.Tensor) -> torch.Tensor:
@@ -147,53 +236,33 @@ def tma_ready(t: torch.Tensor) -> torch.Tensor:
     TMA takes a last dimension without gaps, a 16-byte aligned base, and strides that are positive
     multiples of 16 bytes; expanded tensors (stride 0) are copied too.
     """
+    if t.data_ptr() % _TMA_ALIGNMENT_BYTES:
+        return contiguous_copy(t)
+    if t.is_contiguous():
+        return t
     strides_fit = all(
         size == 1 or (stride > 0 and stride % _TMA_STRIDE_ELEMENTS == 0)
         for size, stride in zip(t.shape[:3], t.stride()[:3], strict=True)
     )
-    if strides_fit and t.stride(3) == 1 and t.data_ptr() % _TMA_ALIGNMENT_BYTES == 0:
-        return t
-    return t.clone(memory_format=torch.contiguous_format)
+    return t if strides_fit and t.stride(3) == 1 else contiguous_copy(t)
 
 
-def _checked_plan(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    strategy: str,
-    group_split: int,
-) -> Plan | None:
-    """The plan of a supported call; None where there is nothing to compute.
-
-    Raises:
-        UnsupportedError: with every reason why the call cannot run.
-    """
-    support.check(
-        q, k, v, dout=dout, out=out, softmax_lse=softmax_lse, softmax_scale=softmax_scale,
-        causal=causal, strategy=strategy, group_split=group_split,
-    )  # fmt: skip
-    if q.numel() == 0 or k.numel() == 0:
-        return None
-    shapes = tuple(q.shape), tuple(k.shape)
-    return cached_plan(*shapes, q.dtype, causal, strategy, group_split, q.device)
+def _lse(call: Call) -> torch.Tensor:
+    return call.softmax_lse.reshape(call.softmax_lse.shape[:3])
 
 
-def _scale(q: torch.Tensor, softmax_scale: float | None) -> float:
-    return q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    return shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]
 
 
-def _view(t: torch.Tensor) -> tuple[int, int, int, int]:
+def _view(t: torch.Tensor, dense: tuple[int, int, int]) -> tuple[int, int, int, int]:
     """(address, batch_stride, seq_stride, head_stride) in elements.
 
     The stride of a dimension of size 1 is never used and may hold anything, but a TMA descriptor
-    checks it: it becomes the stride of a contiguous tensor.
+    checks it: it becomes that of ``dense``, the strides of a contiguous tensor.
     """
-    dense = (t.shape[1] * t.shape[2] * t.shape[3], t.shape[2] * t.shape[3], t.shape[3])
+    if t.is_contiguous():
+        return (t.data_ptr(), *dense)
     strides = (
         like if size == 1 else stride
         for size, stride, like in zip(t.shape[:3], t.stride()[:3], dense, strict=True)

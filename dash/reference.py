@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 
 from dash.extension import extension
+from dash.mask import Mask
 from dash.plan import Plan
-from dash.support import make_problem
 
 LOG2_E = math.log2(math.e)
 
@@ -68,7 +68,8 @@ class _Heads:
     """The tensors of ``n`` (batch, kv head) pairs with one order, padded to whole tiles.
 
     Attributes:
-        q, dout: ``(n, group, q_tiles · tile_q, head_dim)``, zero in rows that see no key.
+        q, dout: ``(n, group, q_tiles · tile_q, head_dim)``, zero in rows that the mask leaves no
+            key, whatever the inputs hold there.
         k, v: ``(n, kv_tiles · tile_kv, head_dim)``.
         lse_log2: ``(n, group, q_tiles · tile_q)`` fp32, lse · log2 e; +inf in rows without keys.
         delta: like lse_log2: rowsum of dO ∘ O, 0 in rows without keys.
@@ -82,6 +83,7 @@ class _Heads:
     delta: torch.Tensor
 
 
+@torch.autocast("cpu", enabled=False)  # products are taken in the precision written here
 def attention_bwd(
     dout: torch.Tensor,
     q: torch.Tensor,
@@ -89,7 +91,6 @@ def attention_bwd(
     v: torch.Tensor,
     out: torch.Tensor,
     softmax_lse: torch.Tensor,
-    *,
     softmax_scale: float,
     plan: Plan,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -102,15 +103,16 @@ def attention_bwd(
         softmax_scale: factor on the scores.
         plan: what ``dash.plan`` says about these shapes.
     """
-    problem = make_problem(plan.q_shape, plan.kv_shape, plan.causal, plan.group_split)
-    dq = torch.zeros(q.shape, dtype=q.dtype)
+    problem = plan.problem.in_tiles(plan.group_split)
+    mask = plan.problem.mask
+    dq = q.new_zeros(q.shape)
     parts = (*k.shape[:2], problem.kv_slices, k.shape[3])
-    dk_parts, dv_parts = torch.zeros(parts), torch.zeros(parts)
+    dk_parts, dv_parts = (k.new_zeros(parts, dtype=torch.float32) for _ in range(2))
     grouped_dq = dq.unflatten(2, (problem.kv_slices, problem.heads_of_chain))
     for chains, pairs in _pairs_by_order(plan.strategy, problem).items():
-        batches, kv_heads = (torch.tensor(index) for index in zip(*pairs, strict=True))
-        heads = _gather(dout, q, k, v, out, softmax_lse, problem, batches, kv_heads)
-        head_dq, head_dk, head_dv = _play(chains, heads, problem, softmax_scale)
+        batches, kv_heads = (torch.tensor(i, device="cpu") for i in zip(*pairs, strict=True))
+        heads = _gather(dout, q, k, v, out, softmax_lse, problem, mask, batches, kv_heads)
+        head_dq, head_dk, head_dv = _play(chains, heads, problem, mask, softmax_scale)
         # (n, group, seqlen, head_dim) → (n, seqlen, group, head_dim)
         grouped_dq[batches, :, kv_heads] = head_dq.transpose(1, 2)[:, : problem.seqlen_q]
         dk_parts[batches, :, kv_heads] = head_dk[:, : problem.seqlen_k]
@@ -147,6 +149,7 @@ def _gather(
     out: torch.Tensor,
     softmax_lse: torch.Tensor,
     problem: object,
+    mask: Mask,
     batches: torch.Tensor,
     kv_heads: torch.Tensor,
 ) -> _Heads:
@@ -163,16 +166,12 @@ def _gather(
         return torch.nn.functional.pad(head, (0, 0, 0, more_kv))
 
     lse = softmax_lse.unflatten(1, (problem.kv_slices, problem.heads_of_chain))[batches, kv_heads]
-    rows = torch.arange(problem.seqlen_q)
-    sees_keys = ~torch.isinf(lse)
-    if problem.causal:
-        sees_keys &= rows + problem.offset >= 0
-    zero = torch.zeros((), dtype=q.dtype)
+    keyless = ~mask.has_keys(torch.arange(problem.seqlen_q, device="cpu"))
     head_q, head_dout, head_out = (
-        torch.where(sees_keys[..., None], q_side(t), zero) for t in (q, dout, out)
+        q_side(t).masked_fill(keyless[:, None], 0.0) for t in (q, dout, out)
     )
     delta = (head_dout.double() * head_out.double()).sum(-1).float()
-    lse_log2 = torch.where(sees_keys, lse, torch.inf) * LOG2_E
+    lse_log2 = lse.masked_fill(keyless, torch.inf) * LOG2_E
     pad_rows = (0, 0, 0, more_q)
     return _Heads(
         q=torch.nn.functional.pad(head_q, pad_rows),
@@ -185,7 +184,7 @@ def _gather(
 
 
 def _play(
-    chains: Chains, heads: _Heads, problem: object, softmax_scale: float
+    chains: Chains, heads: _Heads, problem: object, mask: Mask, softmax_scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Plays the chains one after another.
 
@@ -196,7 +195,7 @@ def _play(
     dtype = heads.q.dtype
     dq_sum = TurnOrderedSum()
     dq = torch.zeros_like(heads.q)
-    dk, dv = torch.zeros(heads.k.shape), torch.zeros(heads.v.shape)
+    dk, dv = (torch.zeros_like(t, dtype=torch.float32) for t in (heads.k, heads.v))
     for kv_tile, rows in chains:
         columns = _tile(kv_tile, problem.tile_kv)
         k, v = heads.k[:, None, columns].double(), heads.v[:, None, columns].double()
@@ -205,7 +204,7 @@ def _play(
             r = _tile(q_tile, problem.tile_q)
             q, dout = heads.q[:, :, r].double(), heads.dout[:, :, r].double()
             lse_log2 = heads.lse_log2[:, :, r, None]
-            visible = _visible(q_tile, kv_tile, problem) & (lse_log2 != torch.inf)
+            visible = mask.sees(_indices(r), _indices(columns))
             # P and dS are (n, group, tile_q, tile_kv); as operands they are rounded to the dtype.
             s = _product(q, k.mT)
             p = torch.exp2(s * (softmax_scale * LOG2_E) - lse_log2)
@@ -231,12 +230,8 @@ def _add_heads(accumulator: torch.Tensor, terms: torch.Tensor) -> None:
         accumulator += term
 
 
-def _visible(q_tile: int, kv_tile: int, problem: object) -> torch.Tensor:
-    """``(tile_q, tile_kv)`` bool: which keys of the tile each of its query rows sees."""
-    row = torch.arange(problem.tile_q)[:, None] + q_tile * problem.tile_q
-    column = torch.arange(problem.tile_kv)[None, :] + kv_tile * problem.tile_kv
-    visible = (row < problem.seqlen_q) & (column < problem.seqlen_k)
-    return visible & (column <= row + problem.offset) if problem.causal else visible
+def _indices(tile: slice) -> torch.Tensor:
+    return torch.arange(tile.start, tile.stop, device="cpu")
 
 
 def _tile(index: int, size: int) -> slice:

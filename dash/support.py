@@ -9,16 +9,23 @@ what is not supported raises.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator, Mapping
 
 import torch
 
 from dash.device import device_model, is_hopper
 from dash.extension import extension
+from dash.problem import Problem, make_problem
+
+__all__ = ["UnsupportedError", "check", "key_of", "make_problem", "problem_reasons", "reasons"]
 
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 128
 HEAD_DIM_STEP = 8
+
+# The kernels hold softmax_scale times log2 e in fp32.
+MAX_SCALE = torch.finfo(torch.float32).max / math.log2(math.e)
 
 Tensors = Mapping[str, torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -31,6 +38,9 @@ class UnsupportedError(ValueError):
         super().__init__("dash cannot run this: " + "; also: ".join(reasons))
         self.reasons = list(reasons)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.reasons,)
+
 
 def reasons(
     q: torch.Tensor,
@@ -41,9 +51,7 @@ def reasons(
     out: torch.Tensor | None = None,
     softmax_lse: torch.Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = False,
-    strategy: str = "auto",
-    group_split: int = 0,
+    **order: object,
 ) -> list[str]:
     """Why the backward of this attention cannot run; empty if it can.
 
@@ -54,9 +62,8 @@ def reasons(
         softmax_lse: float32 ``(batch, heads, seqlen_q)`` or ``(batch, heads, seqlen_q, 1)``,
             checked where given.
         softmax_scale: finite, or None for ``head_dim ** -0.5``.
-        causal: bottom-right aligned causal mask.
-        strategy: a name of ``dash._C.strategies()`` or ``"auto"``.
-        group_split: a divisor of heads / kv_heads, or 0.
+        order: ``causal``, ``strategy``, ``group_split``, ``window_left`` and ``window_right`` as in
+            ``dash.problem.Problem``.
 
     Returns:
         Sentences in the order of the checks. Later checks are left out where an earlier failure
@@ -65,6 +72,9 @@ def reasons(
     tensors = {"q": q, "k": k, "v": v}
     tensors |= {name: t for name, t in (("dout", dout), ("out", out)) if t is not None}
     with_lse = tensors if softmax_lse is None else tensors | {"softmax_lse": softmax_lse}
+    for name, t in with_lse.items():
+        if not isinstance(t, torch.Tensor):
+            return [f"{name} is {t!r:.40}, a {type(t).__name__}; required: a torch.Tensor"]
 
     found = [*_device_reasons(with_lse), *_dtype_reasons(tensors), *_layout_reasons(tensors)]
     if any(t.dim() != 4 for t in tensors.values()):
@@ -73,12 +83,10 @@ def reasons(
     found += [*_shape_reasons(shapes), *_head_reasons(shapes)]
     if softmax_lse is not None:
         found += _lse_reasons(q, softmax_lse)
-    if softmax_scale is not None and not math.isfinite(softmax_scale):
-        found.append(f"softmax_scale is {softmax_scale}; required: a finite number or None")
+    found += scale_reasons(softmax_scale)
     if found:
         return found
-    found += split_reasons(shapes["q"], shapes["k"], group_split)
-    return found or list(_strategy_reasons(q, k, causal, strategy, group_split))
+    return order_reasons(Problem(shapes["q"], shapes["k"], q.dtype, device=q.device, **order))
 
 
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **rest: object) -> None:
@@ -88,64 +96,64 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **rest: object) -> 
         raise UnsupportedError(found)
 
 
-def strategy_reason(strategy: str, problem: object, resident_ctas: int) -> str | None:
-    """Why ``strategy`` may not run a ``_C.Problem`` with so many resident CTAs; None if it may."""
-    if strategy not in extension().strategies():
-        return _unknown_strategy(strategy)
-    return extension().why_not(strategy, problem, resident_ctas)
+Key = tuple[object, ...]
 
 
-def make_problem(
-    q_shape: tuple[int, ...], kv_shape: tuple[int, ...], causal: bool, group_split: int = 1
-) -> object:
-    """The ``_C.Problem`` of ``(batch, seqlen, heads, head_dim)`` shapes, with the kernel's tiles.
-
-    Raises:
-        ValueError: a size is not positive or the head dimension has no kernel.
-    """
-    tile_q, tile_kv = extension().tile_shape(q_shape[3])
-    return extension().Problem(
-        batch=q_shape[0],
-        heads=q_shape[2],
-        kv_heads=kv_shape[2],
-        seqlen_q=q_shape[1],
-        seqlen_k=kv_shape[1],
-        causal=causal,
-        tile_q=tile_q,
-        tile_kv=tile_kv,
-        group_split=group_split,
-    )
+def key_of(tensors: tuple[torch.Tensor, ...], rest: tuple[object, ...]) -> Key:
+    """All that the checks look at but softmax_scale: calls with equal keys fare alike."""
+    return (*((t.shape, t.dtype, t.device) for t in tensors), *rest)
 
 
-def split_reasons(
-    q_shape: tuple[int, ...], kv_shape: tuple[int, ...], group_split: int
-) -> list[str]:
-    """Why the q heads of a group cannot be cut into ``group_split`` parts; 0 is dash's choice."""
-    if kv_shape[2] == 0:  # no keys, no groups
-        return []
-    group = q_shape[2] // kv_shape[2]
-    if group_split == 0 or (group_split > 0 and group % group_split == 0):
-        return []
-    return [
-        f"group_split is {group_split}; required: 0, or a divisor of heads / kv_heads, which is "
-        f"{group}"
-    ]
+def scale_is_usable(softmax_scale: float | None) -> bool:
+    return softmax_scale is None or -MAX_SCALE <= softmax_scale <= MAX_SCALE  # False for NaN
 
 
-def shape_reasons(
-    q_shape: tuple[int, ...], kv_shape: tuple[int, ...], dtype: torch.dtype
-) -> list[str]:
-    """The dtype, shape and head count checks, for shapes without tensors (``dash.plan``)."""
-    found = [] if dtype in DTYPES else [f"dtype is {dtype}; required: {_names(DTYPES)}"]
-    for name, shape in (("q_shape", q_shape), ("kv_shape", kv_shape)):
-        if len(shape) != 4 or min(shape) <= 0:
+def problem_reasons(problem: Problem) -> list[str]:
+    """Why a problem cannot run, for shapes without tensors (``dash.plan``); empty if it can."""
+    found = [] if problem.dtype in DTYPES else [_dtype_reason("dtype", problem.dtype)]
+    for name, shape in (("q_shape", problem.q_shape), ("kv_shape", problem.kv_shape)):
+        positive = all(isinstance(n, numbers.Integral) and n > 0 for n in shape)
+        if len(shape) != 4 or not positive:
             found.append(
                 f"{name} is {shape}; required: 4 positive sizes (batch, seqlen, heads, head_dim)"
             )
     if found:
         return found
-    shapes = {"q": q_shape, "k": kv_shape}
-    return [*_shape_reasons(shapes), *_head_reasons(shapes)]
+    shapes = {"q": problem.q_shape, "k": problem.kv_shape}
+    return [*_shape_reasons(shapes), *_head_reasons(shapes)] or order_reasons(problem)
+
+
+def order_reasons(problem: Problem) -> list[str]:
+    """The checks of mask, sizes, parts and strategy, for shapes that fit each other."""
+    found = [*_window_reasons(problem), *_split_reasons(problem)]
+    if found:
+        return found
+    return list(_strategy_reasons(problem))
+
+
+def scale_reasons(softmax_scale: float | None) -> Iterator[str]:
+    """Why a softmax_scale cannot be used."""
+    if softmax_scale is None:
+        return
+    if not isinstance(softmax_scale, numbers.Real):
+        yield (
+            f"softmax_scale is a {type(softmax_scale).__name__}; required: a number, which takes "
+            "no gradient, or None"
+        )
+    elif not math.isfinite(softmax_scale):
+        yield f"softmax_scale is {softmax_scale}; required: a finite number or None"
+    elif abs(softmax_scale) > MAX_SCALE:
+        yield (
+            f"softmax_scale is {softmax_scale}; required: at most {MAX_SCALE:.3g} in magnitude, "
+            "because the kernels hold it times log2 e in float32"
+        )
+
+
+def strategy_reason(strategy: str, problem: object, resident_ctas: int) -> str | None:
+    """Why ``strategy`` may not run a ``_C.Problem`` with so many resident CTAs; None if it may."""
+    if strategy not in extension().strategies():
+        return _unknown_strategy(strategy)
+    return extension().why_not(strategy, problem, resident_ctas)
 
 
 def _device_reasons(tensors: Tensors) -> Iterator[str]:
@@ -172,7 +180,7 @@ def _device_reasons(tensors: Tensors) -> Iterator[str]:
 def _dtype_reasons(tensors: Tensors) -> Iterator[str]:
     dtype = tensors["q"].dtype
     if dtype not in DTYPES:
-        yield f"q has dtype {dtype}; required: {_names(DTYPES)}"
+        yield _dtype_reason("q", dtype)
     for name, t in tensors.items():
         if t.dtype != dtype:
             yield f"{name} has dtype {t.dtype}; required: {dtype}, the dtype of q"
@@ -228,20 +236,51 @@ def _lse_reasons(q: torch.Tensor, lse: torch.Tensor) -> Iterator[str]:
         )
 
 
-def _strategy_reasons(
-    q: torch.Tensor, k: torch.Tensor, causal: bool, strategy: str, group_split: int
-) -> Iterator[str]:
+def _window_reasons(problem: Problem) -> Iterator[str]:
+    windows = {"window_left": problem.window_left, "window_right": problem.window_right}
+    for name, keys in windows.items():
+        if keys is None:
+            continue
+        if not isinstance(keys, numbers.Integral) or isinstance(keys, bool) or keys < 0:
+            yield f"{name} is {keys!r}; required: None, or keys as an integer from 0 on"
+
+
+def _split_reasons(problem: Problem) -> Iterator[str]:
+    """Why the q heads of a group cannot be cut into ``group_split`` parts; 0 is dash's choice."""
+    kv_heads = problem.kv_shape[2]
+    if kv_heads == 0:  # no keys, no groups
+        return
+    group, split = problem.q_shape[2] // kv_heads, problem.group_split
+    if not isinstance(split, numbers.Integral) or split < 0 or (split > 0 and group % split != 0):
+        yield (
+            f"group_split is {split!r}; required: 0, or a divisor of heads / kv_heads, which is "
+            f"{group}"
+        )
+
+
+def _strategy_reasons(problem: Problem) -> Iterator[str]:
+    strategy = problem.strategy
+    if strategy != "auto" and strategy not in extension().strategies():
+        yield _unknown_strategy(strategy)
+        return
+    if problem.empty:  # nothing to schedule: any known strategy will do
+        return
+    try:
+        in_tiles = problem.in_tiles()
+    except ValueError as error:  # sizes beyond what a schedule counts
+        yield str(error)
+        return
     if strategy == "auto":
         return
-    if q.numel() == 0 or k.numel() == 0:  # nothing to schedule: any known strategy will do
-        if strategy not in extension().strategies():
-            yield _unknown_strategy(strategy)
-        return
-    resident = device_model(q.device, q.dtype, q.shape[3]).resident_ctas
-    problem = make_problem(tuple(q.shape), tuple(k.shape), causal, group_split or 1)
-    reason = strategy_reason(strategy, problem, resident)
+    resident = device_model(problem.device, problem.dtype, problem.q_shape[3]).resident_ctas
+    reason = strategy_reason(strategy, in_tiles, resident)
     if reason is not None:
         yield reason
+
+
+def _dtype_reason(name: str, dtype: torch.dtype) -> str:
+    is_or_has = "is" if name == "dtype" else "has dtype"
+    return f"{name} {is_or_has} {dtype}; required: {_names(DTYPES)}"
 
 
 def _unknown_strategy(strategy: str) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import types
 from collections.abc import Callable
 
 import pytest
@@ -35,7 +33,8 @@ def test_schema() -> None:
     assert schema == (
         "dash::attention_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, "
         'Tensor softmax_lse, float? softmax_scale=None, bool causal=False, str strategy="auto", '
-        "int group_split=0) -> (Tensor dq, Tensor dk, Tensor dv)"
+        "int group_split=0, int? window_left=None, int? window_right=None) "
+        "-> (Tensor dq, Tensor dk, Tensor dv)"
     )
 
 
@@ -176,34 +175,38 @@ def test_a_build_without_kernels_says_what_is_missing() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_cuda_call_fits_the_binding(monkeypatch, causal) -> None:
-    """Addresses, strides and keywords of ``_C.backward``; the call itself only on a GPU."""
-    called = {}
+    """Addresses, strides and arguments of ``_C.backward``; the call itself only on a GPU."""
+    called = []
 
     class Recorder:
-        backward = staticmethod(called.update)
+        @staticmethod
+        def backward(*arguments: object) -> None:
+            called[:] = arguments
 
     monkeypatch.setattr(ops, "extension", lambda: Recorder)
-    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    stream = types.SimpleNamespace(cuda_stream=7)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    monkeypatch.setattr(ops, "_launches", {})
     tensors = call(batch=1, causal=causal)
     full = torch.zeros(1, 200, 2, 64, dtype=tensors["k"].dtype)
     full[:, :160] = tensors["k"]
     tensors["k"] = full[:, :160]
     tensors["softmax_lse"] = tensors["softmax_lse"][..., None]
-    dq, dk, _ = ops._attention_bwd_cuda(*tensors.values(), None, causal)
+    dq, dk, dv = ops._attention_bwd_cuda(*tensors.values(), None, causal)
     plan = dash.plan(dq.shape, dk.shape, dq.dtype, causal=causal, device="cpu")
-    assert called["strategy"] == plan.strategy
-    assert called["workspace_bytes"] == plan.workspace_bytes
-    assert called["softmax_scale"] == 0.125
-    assert called["stream"] == 7
-    assert called["q"] == (tensors["q"].data_ptr(), 96 * 4 * 64, 4 * 64, 64)
-    assert called["k"] == (full.data_ptr(), 160 * 2 * 64, 2 * 64, 64)  # batch 1: made dense
-    assert called["lse"] == (tensors["softmax_lse"].data_ptr(), 4 * 96, 96, 1)
-    assert called["dq"] == (dq.data_ptr(), 96 * 4 * 64, 4 * 64, 64)
+    problem, *options = called[:5]
+    assert repr(problem) == repr(plan.problem.in_tiles(plan.group_split))
+    assert options == [plan.strategy, "bfloat16", 64, 0.125]
+    rows, keys = (96 * 4 * 64, 4 * 64, 64), (160 * 2 * 64, 2 * 64, 64)
+    strides = {"q": rows, "k": keys, "v": keys, "out": rows, "dout": rows}  # batch 1: made dense
+    views = [(tensors[name].data_ptr(), *strides[name]) for name in strides]
+    lse = (tensors["softmax_lse"].data_ptr(), 4 * 96, 96, 1)
+    grads = [(t.data_ptr(), *s) for t, s in zip((dq, dk, dv), (rows, keys, keys), strict=True)]
+    assert called[5:14] == [*views, lse, *grads]
+    _, workspace_bytes, device, stream = called[14:]
+    assert (workspace_bytes, device, stream) == (plan.workspace_bytes, None, 7)
     if not _C.HAS_KERNELS:
         with pytest.raises(RuntimeError, match="needs the CUDA kernels"):
-            _C.backward(**{**called, "device": 0})
+            _C.backward(*called[:16], 0, 7)
 
 
 @pytest.mark.parametrize("max_ctas", [0, -1])

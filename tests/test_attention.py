@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from op_calls import BFLOAT16, assert_same_bits, call
 
 import dash
-from dash.forward import cudnn_forward, plain_forward
+from dash.forward import ForwardCall, cudnn_forward, plain_forward
 
 
 def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float):
@@ -61,7 +61,7 @@ def test_plain_forward(seqlen_q, seqlen_k, causal) -> None:
 def test_cudnn_is_never_used_for_a_mask_it_aligns_otherwise() -> None:
     q, k, v = (call()[name] for name in "qkv")
     with pytest.raises(ValueError, match="top-left"):
-        cudnn_forward(q, k, v, 0.125, True)
+        cudnn_forward(ForwardCall(q, k, v, 0.125, True))
 
 
 def test_return_lse() -> None:

@@ -153,19 +153,34 @@ def test_tails_leave_their_neighbours_alone(seqlen) -> None:
         assert torch.equal(x, want)
 
 
-def test_lse_of_a_dead_row_hides_the_row() -> None:
-    """±inf in lse marks a row without keys under any mask."""
+@pytest.mark.parametrize("lse_of_nothing", [torch.nan, 3.0, torch.inf, -torch.inf])
+def test_the_mask_decides_which_rows_have_keys(lse_of_nothing) -> None:
+    """CASES 20: nothing that a row without keys holds is read for its value."""
+    case = Case((1, 131, 2, 64), (1, 128, 1, 64), causal=True)
+    inputs = random_inputs(case)
+    out, lse, _ = gradients(inputs, True, torch.float64)
+    wanted = backward(case, inputs, out, lse)
+    q, k, v, dout = (t.clone() for t in inputs)
+    for tensor in (q, dout, out):
+        tensor[:, :3] = torch.nan
+    lse[..., :3] = lse_of_nothing
+    got = backward(case, (q, k, v, dout), out, lse)
+    assert not got[0][:, :3].any()
+    for x, want in zip(got, wanted, strict=True):
+        assert torch.equal(x, want)
+
+
+@pytest.mark.parametrize("lse_of_overflow", [torch.inf, -torch.inf, torch.nan])
+def test_overflow_in_a_row_with_keys_shows_in_the_gradients(lse_of_overflow) -> None:
+    """CASES 27: a loss scaler must see it; ±inf in lse is no sign of a row without keys."""
     case = Case((1, 130, 1, 64), (1, 130, 1, 64))
     inputs = random_inputs(case)
     out, lse, _ = gradients(inputs, False, torch.float64)
-    without = inputs[3].clone()
-    without[:, 5], without[:, 77] = 0, 0
-    wanted = backward(case, (*inputs[:3], without), out, lse)
-    out[:, 5], out[:, 77], lse[..., 5], lse[..., 77] = torch.nan, torch.inf, torch.inf, -torch.inf
-    dq, dk, dv = backward(case, inputs, out, lse)
-    assert not dq[:, [5, 77]].any()
-    for got, want in zip((dq, dk, dv), wanted, strict=True):
-        assert torch.equal(got, want)
+    out[:, 5], lse[..., 5] = torch.nan, lse_of_overflow
+    dq, dk, _ = backward(case, inputs, out, lse)
+    assert not dq[:, 5].isfinite().any()
+    assert dq[:, [4, 6]].isfinite().all()
+    assert not dk.isfinite().any()
 
 
 @pytest.mark.parametrize("causal", [False, True])

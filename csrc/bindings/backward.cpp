@@ -1,5 +1,6 @@
 // The backward pass: addresses, strides and sizes in, errors out.
 #include <cstdint>
+#include <optional>
 #include <tuple>
 
 #include "../bwd/launch.h"
@@ -21,24 +22,14 @@ DType dtype_named(std::string const& name) {
   throw wrong("dtype", "'" + name + "'", "'bfloat16' or 'float16'");
 }
 
-TensorView take_view(Keywords& keywords, char const* name, bool batched) {
-  if (batched) {
-    using Batched = std::tuple<uintptr_t, int64_t, int64_t, int64_t>;
-    auto const [data, batch_stride, seq_stride, head_stride] = keywords.take<Batched>(name);
-    return {reinterpret_cast<void*>(data), batch_stride, seq_stride, head_stride};
-  }
-  using Packed = std::tuple<uintptr_t, int64_t, int64_t>;
+using Packed = std::tuple<uintptr_t, int64_t, int64_t>;
+
+TensorView take_view(Keywords& keywords, char const* name) {
   auto const [data, row_stride, head_stride] = keywords.take<Packed>(name);
   return {reinterpret_cast<void*>(data), 0, row_stride, head_stride};
 }
 
-LseView take_lse(Keywords& keywords, bool batched) {
-  if (batched) {
-    using Batched = std::tuple<uintptr_t, int64_t, int64_t, int64_t>;
-    auto const [data, batch_stride, head_stride, seq_stride] = keywords.take<Batched>("lse");
-    return {reinterpret_cast<float const*>(data), batch_stride, head_stride, seq_stride};
-  }
-  using Packed = std::tuple<uintptr_t, int64_t, int64_t>;
+LseView take_lse(Keywords& keywords) {
   auto const [data, head_stride, row_stride] = keywords.take<Packed>("lse");
   return {reinterpret_cast<float const*>(data), 0, head_stride, row_stride};
 }
@@ -51,15 +42,41 @@ void require_kernels(char const* function) {
   }
 }
 
-void call_backward(py::kwargs const& kwargs) {
-  Keywords keywords("backward", kwargs);
+using Batched = std::tuple<uintptr_t, int64_t, int64_t, int64_t>;
+
+TensorView view_of(Batched const& t) {
+  auto const [data, batch_stride, seq_stride, head_stride] = t;
+  return {reinterpret_cast<void*>(data), batch_stride, seq_stride, head_stride};
+}
+
+// By position on the way from dash.ops: to look a keyword up takes longer than to check its value.
+void call_backward(Problem const& problem, std::string const& strategy, std::string const& dtype,
+                   int head_dim, float softmax_scale, Batched const& q, Batched const& k,
+                   Batched const& v, Batched const& out, Batched const& dout, Batched const& lse,
+                   Batched const& dq, Batched const& dk, Batched const& dv, uintptr_t workspace,
+                   size_t workspace_bytes, int device, uintptr_t stream,
+                   std::optional<int> max_ctas) {
   BackwardArgs args;
-  args.problem = keywords.take<Problem>("problem");
-  args.strategy = strategy_named(keywords.take<std::string>("strategy"));
-  args.head_dim = keywords.take<int>("head_dim");
-  take_tensors(keywords, args, /*batched=*/true);
-  take_launch(keywords, args);
-  keywords.expect_empty();
+  args.problem = problem;
+  args.strategy = strategy_named(strategy);
+  args.dtype = dtype_named(dtype);
+  args.head_dim = head_dim;
+  args.softmax_scale = softmax_scale;
+  args.q = view_of(q);
+  args.k = view_of(k);
+  args.v = view_of(v);
+  args.out = view_of(out);
+  args.dout = view_of(dout);
+  auto const [lse_data, batch_stride, head_stride, seq_stride] = lse;
+  args.lse = {reinterpret_cast<float const*>(lse_data), batch_stride, head_stride, seq_stride};
+  args.dq = view_of(dq);
+  args.dk = view_of(dk);
+  args.dv = view_of(dv);
+  args.workspace = reinterpret_cast<void*>(workspace);
+  args.workspace_bytes = workspace_bytes;
+  args.device = device;
+  args.stream = reinterpret_cast<void*>(stream);
+  if (max_ctas) args.max_ctas = positive("max_ctas", *max_ctas);
   enqueue(args, "backward");
 }
 
@@ -82,16 +99,16 @@ int call_resident_ctas(int device, std::string const& dtype, int head_dim) {
 
 }  // namespace
 
-void take_tensors(Keywords& keywords, BackwardArgs& args, bool batched) {
-  args.q = take_view(keywords, "q", batched);
-  args.k = take_view(keywords, "k", batched);
-  args.v = take_view(keywords, "v", batched);
-  args.out = take_view(keywords, "out", batched);
-  args.dout = take_view(keywords, "dout", batched);
-  args.lse = take_lse(keywords, batched);
-  args.dq = take_view(keywords, "dq", batched);
-  args.dk = take_view(keywords, "dk", batched);
-  args.dv = take_view(keywords, "dv", batched);
+void take_tensors(Keywords& keywords, BackwardArgs& args) {
+  args.q = take_view(keywords, "q");
+  args.k = take_view(keywords, "k");
+  args.v = take_view(keywords, "v");
+  args.out = take_view(keywords, "out");
+  args.dout = take_view(keywords, "dout");
+  args.lse = take_lse(keywords);
+  args.dq = take_view(keywords, "dq");
+  args.dk = take_view(keywords, "dk");
+  args.dv = take_view(keywords, "dv");
 }
 
 void take_launch(Keywords& keywords, BackwardArgs& args) {
@@ -127,12 +144,15 @@ void bind_backward(py::module_& m) {
   m.def("workspace_bytes", &dense_workspace_bytes, py::arg("problem"), py::arg("head_dim"));
   m.def("resident_ctas", &call_resident_ctas, py::arg("device_index"), py::arg("dtype"),
         py::arg("head_dim"), "CTAs of the main kernel that are resident together on the device.");
-  m.def(
-      "backward", &call_backward,
-      "Enqueues the backward pass. Keywords: problem, strategy, dtype, head_dim, softmax_scale; "
-      "q, k, v, out, dout, dq, dk, dv as (address, batch_stride, seq_stride, head_stride) and lse "
-      "as (address, batch_stride, head_stride, seq_stride), in elements; workspace, "
-      "workspace_bytes, device, stream; optional max_ctas, which bounds the main kernel's grid.");
+  m.def("backward", &call_backward, py::arg("problem"), py::arg("strategy"), py::arg("dtype"),
+        py::arg("head_dim"), py::arg("softmax_scale"), py::arg("q"), py::arg("k"), py::arg("v"),
+        py::arg("out"), py::arg("dout"), py::arg("lse"), py::arg("dq"), py::arg("dk"),
+        py::arg("dv"), py::arg("workspace"), py::arg("workspace_bytes"), py::arg("device"),
+        py::arg("stream"), py::arg("max_ctas") = py::none(),
+        "Enqueues the backward pass. q, k, v, out, dout, dq, dk, dv are (address, batch_stride, "
+        "seq_stride, head_stride) and lse (address, batch_stride, head_stride, seq_stride), in "
+        "elements; max_ctas bounds the main kernel's grid. Private to dash: addresses and strides "
+        "are checked for what the kernels need, and trusted to lie inside tensors.");
 }
 
 }  // namespace dash

@@ -1,4 +1,4 @@
-// From keyword arguments to a BackwardArgs, for dense and packed calls.
+// From keyword arguments to a BackwardArgs, for packed calls.
 #pragma once
 
 #include "../bwd/launch.h"
@@ -6,9 +6,8 @@
 
 namespace dash {
 
-// q, k, v, out, dout, lse, dq, dk, dv. Batched: (address, batch, row, head stride); else without
-// the batch's. lse has head before row.
-void take_tensors(Keywords& keywords, BackwardArgs& args, bool batched);
+// q, k, v, out, dout, dq, dk, dv as (address, row stride, head stride), lse with head before row.
+void take_tensors(Keywords& keywords, BackwardArgs& args);
 
 // dtype, softmax_scale, workspace, workspace_bytes, device, stream, max_ctas.
 void take_launch(Keywords& keywords, BackwardArgs& args);

@@ -6,27 +6,15 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <climits>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "../schedule/limits.h"
 #include "../schedule/strategies.h"
 
 namespace dash {
 
 namespace py = pybind11;
-
-inline std::invalid_argument wrong(std::string const& name, std::string const& given,
-                                   std::string const& wanted) {
-  return std::invalid_argument(name + " must be " + wanted + ", got " + given);
-}
-
-inline int positive(char const* name, int value, int limit = INT_MAX) {
-  if (value <= 0) throw wrong(name, std::to_string(value), "positive");
-  if (value > limit) throw wrong(name, std::to_string(value), "at most " + std::to_string(limit));
-  return value;
-}
 
 class Keywords {
  public:
@@ -68,8 +56,11 @@ class Keywords {
 
 char const* name_of(Strategy strategy);
 Strategy strategy_named(std::string const& name);
+// The same, if the strategy may run the problem on some device.
+Strategy strategy_for(std::string const& name, Problem const& problem);
 
 void bind_schedules(py::module_& m);  // schedule.cpp
+void bind_order(py::module_& m);      // order.cpp
 void bind_packing(py::module_& m);    // packing.cpp
 void bind_backward(py::module_& m);   // backward.cpp
 

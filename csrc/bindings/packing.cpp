@@ -106,7 +106,7 @@ void call_backward_varlen(py::kwargs const& kwargs) {
   args.packed.seqused_q = take_ints("seqused_q");
   args.packed.seqused_k = take_ints("seqused_k");
   args.resident_ctas = keywords.take<int>("resident_ctas", 0);
-  take_tensors(keywords, args, /*batched=*/false);
+  take_tensors(keywords, args);
   take_launch(keywords, args);
   keywords.expect_empty();
   enqueue(args, "backward_varlen");

@@ -37,7 +37,7 @@ int window(char const* name, int keys) {
 Problem make_problem(py::kwargs const& kwargs) {
   Keywords keywords("Problem", kwargs);
   auto take_positive = [&](char const* name, int limit = INT_MAX) {
-    return positive(name, keywords.take<int>(name), limit);
+    return positive(name, keywords.take<int64_t>(name), limit);
   };
   Problem p;
   p.batch = take_positive("batch");
@@ -53,22 +53,7 @@ Problem make_problem(py::kwargs const& kwargs) {
   p.tile_kv = take_positive("tile_kv", 1 << 16);
   p.group_split = positive("group_split", keywords.take<int>("group_split", 1));
   keywords.expect_empty();
-  if (p.heads % p.kv_heads != 0) {
-    throw wrong("heads", std::to_string(p.heads),
-                "a multiple of kv_heads (" + std::to_string(p.kv_heads) + ")");
-  }
-  if (p.group() % p.group_split != 0) {
-    throw wrong("group_split", std::to_string(p.group_split),
-                "a divisor of heads / kv_heads (" + std::to_string(p.group()) + ")");
-  }
-  if (p.tile_kv % p.tile_q != 0) {
-    throw wrong("tile_kv", std::to_string(p.tile_kv),
-                "a multiple of tile_q (" + std::to_string(p.tile_q) + ")");
-  }
-  if (p.chains() > INT_MAX) {
-    throw wrong("batch * kv_heads * group_split * kv_tiles", std::to_string(p.chains()),
-                "at most " + std::to_string(INT_MAX));
-  }
+  check_fits(p);
   return p;
 }
 
@@ -91,12 +76,6 @@ std::optional<std::string> why_not(std::string const& name, Problem const& probl
                           if (!refusal) return std::nullopt;
                           return describe(refusal, S::kName);
                         });
-}
-
-// A schedule's formulas mean nothing for a problem it refuses on any device.
-Strategy strategy_for(std::string const& name, Problem const& problem) {
-  if (auto const refusal = why_not(name, problem, INT_MAX)) throw std::invalid_argument(*refusal);
-  return strategy_named(name);
 }
 
 // How many CTAs must be resident for the strategy to get through: the tickets of a cyclic
@@ -151,6 +130,12 @@ std::tuple<std::string, int, std::string> choose_for_host(Problem const& problem
 }
 
 }  // namespace
+
+// A schedule's formulas mean nothing for a problem it refuses on any device.
+Strategy strategy_for(std::string const& name, Problem const& problem) {
+  if (auto const refusal = why_not(name, problem, INT_MAX)) throw std::invalid_argument(*refusal);
+  return strategy_named(name);
+}
 
 void bind_schedules(py::module_& m) {
   py::class_<Problem>(m, "Problem", "One attention backward, counted in tiles.")

@@ -12,6 +12,8 @@ namespace dash {
 
 namespace {
 
+constexpr size_t kWorkspaceAlignment = 128;  // of bulk copies; its parts lie 1,024 bytes apart
+
 [[noreturn]] void reject(std::string const& what) { throw std::invalid_argument("dash: " + what); }
 
 }  // namespace
@@ -38,14 +40,10 @@ size_t workspace_bytes(BackwardArgs const& args) {
 
 namespace {
 
-void check(TensorView const& t, char const* name) {
+// What TMA asks of a tensor map, and vector loads and stores of a row: 16-byte aligned address and
+// strides. The stride of a dimension with one element is never used.
+void check_vectors(TensorView const& t, char const* name, int batch, int rows, int heads) {
   if (t.data == nullptr) reject(std::string(name) + " has a null address");
-}
-
-// What TMA asks of a tensor map: 16-byte aligned address and strides. The stride of a dimension
-// with one element is never used.
-void check_tma(TensorView const& t, char const* name, int batch, int rows, int heads) {
-  check(t, name);
   if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
     reject(std::string(name) + " must start at a 16-byte aligned address");
   auto const check_stride = [&](int64_t stride, int size) {
@@ -82,19 +80,23 @@ void check(BackwardArgs const& args) {
   if (p.chains() > kMost || sizes.dq_tiles > kMost || sizes.parts_tiles > kMost)
     reject("problem has more than 2^31 - 1 tiles");
   if (args.packed.batch > 0) check_packed(args.packed);
-  check_tma(args.q, "q", p.batch, p.seqlen_q, p.heads);
-  check_tma(args.k, "k", p.batch, p.seqlen_k, p.kv_heads);
-  check_tma(args.v, "v", p.batch, p.seqlen_k, p.kv_heads);
-  check_tma(args.dout, "dout", p.batch, p.seqlen_q, p.heads);
-  check_tma(args.out, "out", p.batch, p.seqlen_q, p.heads);  // read sixteen bytes at a time
-  check(args.dq, "dq");
-  check(args.dk, "dk");
-  check(args.dv, "dv");
-  if (args.lse.data == nullptr) reject("softmax_lse has a null address");
+  check_vectors(args.q, "q", p.batch, p.seqlen_q, p.heads);
+  check_vectors(args.k, "k", p.batch, p.seqlen_k, p.kv_heads);
+  check_vectors(args.v, "v", p.batch, p.seqlen_k, p.kv_heads);
+  check_vectors(args.dout, "dout", p.batch, p.seqlen_q, p.heads);
+  check_vectors(args.out, "out", p.batch, p.seqlen_q, p.heads);  // read sixteen bytes at a time
+  check_vectors(args.dq, "dq", p.batch, p.seqlen_q, p.heads);    // written sixteen bytes at a time
+  check_vectors(args.dk, "dk", p.batch, p.seqlen_k, p.kv_heads);
+  check_vectors(args.dv, "dv", p.batch, p.seqlen_k, p.kv_heads);
+  if (args.lse.data == nullptr || reinterpret_cast<uintptr_t>(args.lse.data) % sizeof(float) != 0)
+    reject("softmax_lse must start at a 4-byte aligned address");
   size_t const needed = workspace_bytes(args);
   if (args.workspace == nullptr || args.workspace_bytes < needed)
     reject("workspace has " + std::to_string(args.workspace_bytes) + " bytes; wanted " +
            std::to_string(needed));
+  if (reinterpret_cast<uintptr_t>(args.workspace) % kWorkspaceAlignment != 0)
+    reject("workspace must start at a " + std::to_string(kWorkspaceAlignment) +
+           "-byte aligned address");
 }
 
 }  // namespace

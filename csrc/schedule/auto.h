@@ -112,8 +112,12 @@ constexpr double steps_apart_in_shift(Problem const& p) {
 constexpr int choose_group_split(Problem const& p) {
   double const wanted = p.causal() ? 2 * kTicketsInFlight : kTicketsInFlight;
   double const chains = static_cast<double>(p.chains()) * rules::sequences_at_once(p);
-  for (int slices = 1; slices < p.group(); ++slices)
+  int slices = 1;
+  for (; slices < p.group() && slices < wanted; ++slices)
     if (p.group() % slices == 0 && chains * slices >= wanted) return slices;
+  // From here on any divisor will do, and a group may have a billion heads: try the other factor.
+  for (int heads = p.group() / slices; heads > 1; --heads)
+    if (p.group() % heads == 0) return p.group() / heads;
   return p.group();
 }
 

@@ -52,6 +52,7 @@ struct HeadBlock {
 // end.
 constexpr HeadBlock block_of(Ticket ticket, int tickets, int all_heads, int block) {
   int const last = all_heads < block ? 0 : all_heads / block - 1;
+  if (last == 0) return {0, all_heads};  // a product of more heads than there are may not fit
   int const mine = ticket / (block * tickets);
   if (mine < last) return {mine * block, block};
   return {last * block, all_heads - last * block};

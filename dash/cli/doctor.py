@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import platform
 import shutil
@@ -18,7 +20,7 @@ import dash
 from dash.cli.report import console
 from dash.device import is_hopper
 from dash.extension import ExtensionMissingError, extension
-from dash.forward import fa3_package
+from dash.forward import fa3_package, why_no_fa3
 
 
 class State(Enum):
@@ -53,6 +55,14 @@ def doctor() -> None:
 def _software() -> Iterator[Finding]:
     yield Finding("Python", State.OK, f"{platform.python_version()} on {platform.machine()}")
     yield Finding("torch", State.OK, f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("dash")
+        yield Finding(
+            "Plotly's dash",
+            State.BAD,
+            f"{version} is installed too; both are imported as `dash`, and this Python finds "
+            f"{dash.__file__}. Keep them in environments of their own",
+        )
 
 
 def _extension() -> Iterator[Finding]:
@@ -96,9 +106,8 @@ def _optional() -> Iterator[Finding]:
     if fa3_package() is not None:
         yield Finding("FlashAttention-3", State.OK, "dash.attention's forward uses it")
     else:
-        yield Finding(
-            "FlashAttention-3", State.NOTE, "dash.attention's forward uses PyTorch's kernels"
-        )
+        text = f"{why_no_fa3()}: dash.attention's forward uses PyTorch's kernels"
+        yield Finding("FlashAttention-3", State.NOTE, text)
     cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
     if cudnn is not None:
         yield Finding("cuDNN", State.OK, str(cudnn))

@@ -11,7 +11,7 @@ import typer
 import dash
 from dash.bench import shapes as bench_shapes
 from dash.device import default_device, dtype_name
-from dash.forward import choose_forward
+from dash.forward import ForwardCall, run_forward
 
 Batch = Annotated[int, typer.Option(help="Sequences.")]
 Seqlen = Annotated[int, typer.Option(help="Query rows of a sequence.")]
@@ -136,6 +136,5 @@ def make_inputs(shape: Shape, seed: int, device: torch.device | None = None) -> 
         torch.randn(size, generator=generator).to(device, shape.dtype)
         for size in (shape.q, shape.kv, shape.kv, shape.q)
     )
-    _, forward = choose_forward(q, k, v, shape.causal)
-    out, lse = forward(q, k, v, shape.head_dim**-0.5, shape.causal)
+    out, lse = run_forward(ForwardCall(q, k, v, shape.head_dim**-0.5, shape.causal))
     return Inputs(dout, q, k, v, out, lse, shape.causal)

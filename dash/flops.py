@@ -1,0 +1,28 @@
+"""What ``torch.utils.flop_counter.FlopCounterMode`` counts for dash's operators.
+
+As for ``scaled_dot_product_attention``: two products forward and five backward, of
+2 · batch · heads · seqlen_q · seqlen_k · head_dim operations each, masked or not.
+"""
+
+from __future__ import annotations
+
+from torch import ops
+from torch.utils.flop_counter import register_flop_formula
+
+Shape = tuple[int, int, int, int]
+
+
+def attention_product(q_shape: Shape, kv_shape: Shape) -> int:
+    """Operations of one product, for ``(batch, seqlen, heads, head_dim)`` shapes."""
+    batch, seqlen_q, heads, head_dim = q_shape
+    return 2 * batch * heads * seqlen_q * kv_shape[1] * head_dim
+
+
+@register_flop_formula(ops.dash.attention_fwd)
+def _attention_fwd_flops(q: Shape, k: Shape, *rest: object, **more: object) -> int:
+    return 2 * attention_product(q, k)
+
+
+@register_flop_formula(ops.dash.attention_bwd)
+def _attention_bwd_flops(dout: Shape, q: Shape, k: Shape, *rest: object, **more: object) -> int:
+    return 5 * attention_product(q, k)
