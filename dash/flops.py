@@ -9,6 +9,8 @@ from __future__ import annotations
 from torch import ops
 from torch.utils.flop_counter import register_flop_formula
 
+from dash import interface  # noqa: F401  defines the operators
+
 Shape = tuple[int, int, int, int]
 
 
