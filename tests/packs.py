@@ -119,6 +119,10 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.int16), b.contiguous().view(torch.int16))
 
 
+def all_same(a: Gradients, b: Gradients) -> bool:
+    return all(map(same_bits, a, b))
+
+
 def assert_bits_of_dense(pack: Pack, grads: Gradients, strategy: str = "auto", split: int = 0):
     """Each sequence has its dense call's bits; rows of no sequence are exact zeros."""
     for index, got in enumerate(pack.sequences_of(grads)):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pack_cases import fp64_gradients, pack_shapes, strategies_of
 from packs import (
     PackShape,
     assert_bits_of_dense,
@@ -20,39 +21,6 @@ from packs import (
 
 import dash
 from dash import _C
-
-LENGTHS = st.integers(0, 140) | st.sampled_from((0, 1, 63, 64, 65, 127, 128, 129, 257))
-HEADS = ((1, 1), (2, 2), (4, 2), (4, 1), (6, 2))
-
-
-@st.composite
-def pack_shapes(draw, max_sequences: int = 5, windows: bool = False) -> PackShape:
-    same = draw(st.booleans())
-    pairs = st.tuples(LENGTHS, LENGTHS)
-    lengths = draw(st.lists(pairs, min_size=0, max_size=max_sequences))
-    heads, kv_heads = draw(st.sampled_from(HEADS))
-    rows = st.sampled_from((0, 0, 1, 70))
-    window = st.none() | st.sampled_from((0, 1, 20, 64, 130, 1000))
-    return PackShape(
-        lengths=tuple((q, q) if same else (q, k) for q, k in lengths),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=draw(st.sampled_from((16, 64, 128))),
-        causal=draw(st.booleans()),
-        window_left=draw(window) if windows else None,
-        window_right=draw(window) if windows else None,
-        dtype=draw(st.sampled_from((torch.bfloat16, torch.float16))),
-        gaps=(draw(rows), draw(rows)),
-        tails=(draw(rows), draw(rows)),
-    )
-
-
-def strategies_of(shape: PackShape) -> list[str]:
-    """auto, and the names that a packed call of this mask takes."""
-    causal_only = ("descending", "spt", "zigzag", "serpentine")
-    both = ["auto", "ascending", "staggered"]
-    return [*both, *causal_only] if shape.causal else [*both, "shift"]
-
 
 # ---- Bits of the dense call ----------------------------------------------------------------------
 
@@ -182,19 +150,6 @@ def test_gradients_match_fp64(heads, kv_heads, causal) -> None:
     for name, got, reference in zip("qkv", pack.gradients(), wanted, strict=True):
         error = (got.double() - reference).norm() / reference.norm()
         assert error < 8e-3, f"d{name}: {error}"
-
-
-def fp64_gradients(pack, index) -> tuple[torch.Tensor, ...]:
-    one = pack.alone(index)
-    q, k, v = (one[n][0].double().transpose(0, 1).requires_grad_() for n in "qkv")
-    group = q.shape[0] // k.shape[0]
-    scores = q @ k.repeat_interleave(group, 0).mT * q.shape[2] ** -0.5
-    row = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
-    hidden = (torch.arange(k.shape[1]) > row) & pack.shape.causal
-    p = scores.masked_fill(hidden, -1e300).softmax(-1).masked_fill(hidden, 0.0)
-    out = p @ v.repeat_interleave(group, 0)
-    grads = torch.autograd.grad(out, (q, k, v), one["dout"][0].double().transpose(0, 1))
-    return tuple(g.transpose(0, 1) for g in grads)
 
 
 # ---- attention_varlen ----------------------------------------------------------------------------
