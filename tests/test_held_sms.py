@@ -17,6 +17,8 @@ from device_programs import compile_cuda
 from gpu_conditions import DifferentCalls
 from hang_guard import hang_guard, terminal  # noqa: F401  fixtures
 from inputs import Shape, gradients, needs_gpu, random_inputs, skip_if_refused, with_strategies
+from pack_cases import LENGTHS, pack_on_device, strategies_of
+from packs import PackShape
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -87,3 +89,48 @@ def test_calls_beside_holders_of_sms(shape: Shape, strategy: str, hold_sms: Hold
 @pytest.mark.parametrize(("shape", "strategy"), with_strategies(SHAPES[:4]))
 def test_no_hang_in_ten_thousand_calls(shape: Shape, strategy: str, hold_sms: HoldSms) -> None:
     play_beside_holders(shape, strategy, 10_000, hold_sms)
+
+
+# ---- Packed sequences ----------------------------------------------------------------------------
+
+PACKS = [
+    PackShape(LENGTHS[name], 6, 2, head_dim, causal)
+    for name, head_dim, causal in (
+        ("ragged", 64, True), ("ragged", 128, False), ("unequal", 128, True),
+        ("one long", 128, True), ("one long", 64, False), ("many short", 128, True),
+    )
+]  # fmt: skip
+# Cyclic and acyclic sequences in one pack: auto gives the first kind circles of tickets.
+PACKS += [
+    PackShape(((2048, 2048), (100, 900), (1024, 1024), (4096, 4096)), 2, 2, 128, True),
+    PackShape(((2048, 2048), (3000, 500), (512, 512)), 4, 4, 64, False),
+]
+
+
+@pytest.mark.parametrize("shape", PACKS, ids=str)
+def test_bits_of_packs_do_not_depend_on_how_many_sms_are_free(
+    shape: PackShape, hold_sms: HoldSms
+) -> None:
+    """20, 78 and 114 SMs, as parts of the family have, one, and all of them."""
+    pack = pack_on_device(shape)
+    for strategy in strategies_of(shape):
+        different = DifferentCalls(pack.gradients(strategy))
+        for free in (20, 78, 114, 1, sm_count()):
+            held = max(0, sm_count() - free)
+            torch.cuda.synchronize()
+            if held:
+                hold_sms(held, 2000)
+                torch.cuda._sleep(200_000)  # about 100 µs: the holders are there first
+            different.add(pack.gradients(strategy))
+        assert different.count() == 0, strategy
+
+
+@pytest.mark.parametrize("shape", PACKS, ids=str)
+def test_packed_calls_beside_holders_of_sms(shape: PackShape, hold_sms: HoldSms) -> None:
+    chance = random.Random(shape.total(0))
+    pack = pack_on_device(shape)
+    different = DifferentCalls(pack.gradients())
+    for _ in range(100):
+        hold_sms(chance.randrange(1, sm_count()), chance.randrange(5, 150))
+        different.add(pack.gradients())
+    assert different.count() == 0
