@@ -108,9 +108,7 @@ PACKS += [
 
 
 @pytest.mark.parametrize("shape", PACKS, ids=str)
-def test_bits_of_packs_whatever_sms_are_free(
-    shape: PackShape, hold_sms: HoldSms
-) -> None:
+def test_bits_of_packs_whatever_sms_are_free(shape: PackShape, hold_sms: HoldSms) -> None:
     """20, 78 and 114 SMs, as parts of the family have, one, and all of them."""
     pack = pack_on_device(shape)
     for strategy in strategies_of(shape):
