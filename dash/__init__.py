@@ -5,14 +5,16 @@ dash.attention                  attention that is differentiable through it (das
 torch.ops.dash.attention_varlen_bwd, dash.attention_varlen, dash.plan_varlen
                                 the same for packed sequences (dash.varlen)
 dash.plan                       what will run, and the fingerprint of its order (dash.plan)
+dash.checksum                   a position-dependent checksum of tensors' bits (dash.checksum)
 dash.schedule                   the schedules as graphs: build, simulate, draw
-python -m dash                  doctor | bench | verify | demo | schedule
+python -m dash                  doctor | bench | verify | demo | schedule | kernels
 """
 
 import importlib
 from types import ModuleType
 
 from dash import _namesake, flops, ops  # noqa: F401  _namesake: before all else
+from dash.checksum import checksum
 from dash.interface import attention
 from dash.plan import Plan, plan
 from dash.support import UnsupportedError
@@ -26,6 +28,7 @@ __all__ = [
     "VarlenPlan",
     "attention",
     "attention_varlen",
+    "checksum",
     "ops",
     "plan",
     "plan_varlen",
