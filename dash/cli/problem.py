@@ -122,10 +122,17 @@ class Inputs:
     softmax_lse: torch.Tensor
     causal: bool
 
-    def backward(self, strategy: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By name, in the operator's order."""
+        names = ("dout", "q", "k", "v", "out", "softmax_lse")
+        return {name: getattr(self, name) for name in names}
+
+    def backward(
+        self, strategy: str, group_split: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """dq, dk, dv by ``torch.ops.dash.attention_bwd``."""
-        tensors = (self.dout, self.q, self.k, self.v, self.out, self.softmax_lse)
-        return torch.ops.dash.attention_bwd(*tensors, causal=self.causal, strategy=strategy)
+        order = {"strategy": strategy, "group_split": group_split}
+        return torch.ops.dash.attention_bwd(*self.tensors().values(), causal=self.causal, **order)
 
 
 def make_inputs(shape: Shape, seed: int, device: torch.device | None = None) -> Inputs:

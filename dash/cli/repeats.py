@@ -44,8 +44,13 @@ def repeat(
     different = 0
     for _ in track(range(count)):
         poison(first, workspace_bytes)
-        different += not all(map(torch.equal, map(_bits, backward()), map(_bits, first)))
+        different += not equal_bits(backward(), first)
     return Repeats(count, different, digest(first))
+
+
+def equal_bits(grads: Gradients, others: Gradients) -> bool:
+    """Whether no bit differs."""
+    return all(map(torch.equal, map(_bits, grads), map(_bits, others)))
 
 
 def digest(grads: Gradients) -> str:

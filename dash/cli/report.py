@@ -11,15 +11,16 @@ from rich.table import Table
 from dash.bench.rows import Row
 from dash.bench.tables import title_of
 from dash.cli.accuracy import Verdict
+from dash.cli.conditions import Result
 from dash.cli.repeats import Repeats
 from dash.plan import Plan
 
 console = Console(highlight=False)
 
 
-def progress(description: str) -> Callable[[Iterable], Iterable]:
+def progress(description: str, on: Console = console) -> Callable[[Iterable], Iterable]:
     """A progress bar around an iterable; it vanishes when done."""
-    return lambda items: track(items, description=description, console=console, transient=True)
+    return lambda items: track(items, description=description, console=on, transient=True)
 
 
 def mark(good: bool) -> str:
@@ -40,6 +41,21 @@ def accuracy_table(verdicts: list[Verdict]) -> Table:
     for v in verdicts:
         numbers = (f"{x:.2e}" for x in (v.error, v.plain_error, v.allowed))
         table.add_row(v.name, *numbers, mark(v.passed))
+    return table
+
+
+def conditions_table(results: list[Result]) -> Table:
+    table = Table(title="Bits under what must not change them", title_justify="left")
+    table.add_column("condition")
+    table.add_column("calls", justify="right")
+    table.add_column("equal", justify="right")
+    for result in results:
+        if result.skipped:
+            table.add_row(result.name, "0", f"left out: {result.skipped}")
+            continue
+        equal = f"{result.calls - result.different} of {result.calls}"
+        colour = "green" if result.passed else "red"
+        table.add_row(result.name, str(result.calls), f"[{colour}]{equal}[/{colour}]")
     return table
 
 
