@@ -7,6 +7,7 @@ import typer
 from dash.cli.bench import bench
 from dash.cli.demo import demo
 from dash.cli.doctor import doctor
+from dash.cli.kernels import kernels
 from dash.cli.schedule import schedule
 from dash.cli.verify import verify
 
@@ -21,3 +22,4 @@ app.command()(demo)
 app.command()(verify)
 app.command()(bench)
 app.command()(schedule)
+app.command()(kernels)
