@@ -48,13 +48,13 @@ def each_file(suffixes: set[str], *folders: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("path", project_files(suffixes, *folders), ids=name_of)
 
 
-@each_file(CXX | {".py"}, "csrc", "dash", "tests", "benchmarks", "cmake")
+@each_file(CXX | {".py"}, "csrc", "dash", "tests", "benchmarks", "cmake", "examples")
 def test_files_are_small_enough_to_read(path):
     lines = len(path.read_text().splitlines())
     assert lines <= LINES, f"{name_of(path)} has {lines} lines: split it by responsibility"
 
 
-@each_file(TEXT, "csrc", "dash", "tests", "benchmarks", "cmake")
+@each_file(TEXT, "csrc", "dash", "tests", "benchmarks", "cmake", "examples")
 def test_lines_fit_a_hundred_columns(path):
     lines = enumerate(path.read_text().splitlines(), start=1)
     table_row = re.compile(r"\s*//\s*\|")
@@ -101,7 +101,7 @@ def test_only_a_kernel_reads_its_thread_and_block(path):
         assert not re.search(r"\b(threadIdx|blockIdx|blockDim|gridDim)\b", rest)
 
 
-@each_file(CXX | {".py"}, "csrc", "dash", "tests", "benchmarks", "cmake")
+@each_file(CXX | {".py"}, "csrc", "dash", "tests", "benchmarks", "cmake", "examples")
 def test_names_say_what_a_file_is(path):
     words = set(re.split(r"[_\W]+", path.stem.lower()))
     assert not words & {"utils", "util", "helper", "helpers", "impl", "fast", "v2", "misc"}
