@@ -26,6 +26,7 @@ from torch.utils.checkpoint import (
 )
 
 import dash
+from dash import interface
 from dash.compat import dtensor
 
 RANKS = 2
@@ -196,18 +197,14 @@ def test_tensor_parallel_over_heads() -> None:
 
 
 def count_forwards(monkeypatch) -> list[int]:
-    from dash import interface
-
     calls = []
-    plain = interface.plain_forward if hasattr(interface, "plain_forward") else None
-    assert plain is None
-    choose = interface.choose_forward
+    run = interface.run_forward
 
     def counting(*args, **more):
         calls.append(1)
-        return choose(*args, **more)
+        return run(*args, **more)
 
-    monkeypatch.setattr(interface, "choose_forward", counting)
+    monkeypatch.setattr(interface, "run_forward", counting)
     return calls
 
 

@@ -20,7 +20,7 @@ from dash.cli.problem import Inputs, make_inputs, plans_asked, shape_from_option
 from dash.cli.repeats import digest
 from dash.cli.report import accuracy_table, conditions_table, console, progress
 from dash.device import default_device
-from dash.forward import choose_forward
+from dash.forward import ForwardCall, choose_forward
 from dash.plan import Plan
 
 Count = Annotated[int, typer.Option(help="Calls that are compared with the first.", min=1)]
@@ -89,7 +89,8 @@ def header(inputs: Inputs, shape: str, seed: int) -> dict[str, object]:
     """What was verified, and where."""
     device = inputs.q.device
     name = platform.machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    forward, _ = choose_forward(inputs.q, inputs.k, inputs.v, inputs.causal)
+    scale = inputs.q.shape[-1] ** -0.5
+    forward = choose_forward(ForwardCall(inputs.q, inputs.k, inputs.v, scale, inputs.causal))
     return {
         "problem": shape,
         "seed": seed,
