@@ -7,6 +7,7 @@ CPU-only Torch, or beside none.
 """
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -47,7 +48,14 @@ def sources() -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
+def version() -> str:
+    """``dash.__version__``; of wheels with +cu12 or +cu13 behind it, so that both can be had."""
+    found = re.search(r'^__version__ = "(.+)"$', (ROOT / "dash" / "__init__.py").read_text(), re.M)
+    return found.group(1) + os.environ.get("DASH_CUDA_TAG", "")
+
+
 setup(
+    version=version(),
     ext_modules=[Extension("dash._C", sources())],
     cmdclass={"build_ext": BuildDash},
 )

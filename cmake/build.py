@@ -1,7 +1,8 @@
 """Build dash._C into dash/ for the Python that runs this: `python cmake/build.py`.
 
 Environment: MAX_JOBS (default 2), DASH_KERNELS (AUTO, ON, OFF), DASH_WATCHDOG, DASH_SKIP_TURNS,
-DASH_CUTLASS_DIR. A second run compiles only what changed.
+DASH_CUTLASS_DIR, DASH_KERNEL_ARCHIVE (kernels of another build, as cmake/wheels.py passes them). A
+second run compiles only what changed.
 """
 
 import os
@@ -11,7 +12,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OPTIONS = {"DASH_KERNELS": "AUTO", "DASH_WATCHDOG": "OFF", "DASH_SKIP_TURNS": "OFF"}
+OPTIONS = {
+    "DASH_KERNELS": "AUTO",
+    "DASH_WATCHDOG": "OFF",
+    "DASH_SKIP_TURNS": "OFF",
+    "DASH_KERNEL_ARCHIVE": "",
+}
 
 
 def find_tool(name: str) -> str:
@@ -27,7 +33,7 @@ def build_folder() -> Path:
     return ROOT / "build" / sys.implementation.cache_tag
 
 
-def build_in_place() -> None:
+def build_in_place(target: str = "all") -> None:
     """Configure and build; the module and what ptxas said of it end up in dash/."""
     jobs = max(1, int(os.environ.get("MAX_JOBS") or 2))
     folder = build_folder()
@@ -45,8 +51,8 @@ def build_in_place() -> None:
     if status.returncode:
         raise SystemExit(f"{said}\ndash: CMake could not configure the build")
     print(*(line for line in said.splitlines() if line.startswith("-- dash:")), sep="\n")
-    compile_all = [find_tool("cmake"), "--build", str(folder), "--parallel", str(jobs)]
-    if subprocess.run(compile_all, check=False).returncode:
+    compile_it = [find_tool("cmake"), "--build", str(folder), "--parallel", str(jobs)]
+    if subprocess.run([*compile_it, "--target", target], check=False).returncode:
         raise SystemExit("dash: the build failed; the compiler's words are above")
 
 

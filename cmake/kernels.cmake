@@ -15,6 +15,26 @@ endif()
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 
+# Kernels know no Python, so wheels for several Pythons share one compilation (cmake/wheels.py).
+set_target_properties(_C PROPERTIES LINKER_LANGUAGE CUDA CUDA_ARCHITECTURES OFF)
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" cuda_major_minor "${CMAKE_CUDA_COMPILER_VERSION}")
+function(dash_with_kernels target)
+  target_compile_definitions(${target} PRIVATE DASH_WITH_KERNELS
+    DASH_CUDA_VERSION="${cuda_major_minor}"
+    $<$<BOOL:${DASH_WATCHDOG}>:DASH_WATCHDOG=1> $<$<BOOL:${DASH_SKIP_TURNS}>:DASH_SKIP_TURNS=1>)
+  target_include_directories(${target} SYSTEM PRIVATE
+    "${DASH_CUTLASS_INCLUDE}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+endfunction()
+dash_with_kernels(_C)
+# The runtime is linked statically and its symbols stay inside: Torch brings its own.
+target_link_options(_C PRIVATE LINKER:--exclude-libs,ALL)
+if(DASH_KERNEL_ARCHIVE)
+  target_link_libraries(_C PRIVATE "${DASH_KERNEL_ARCHIVE}")
+  add_custom_command(TARGET _C POST_BUILD
+    COMMAND ${CMAKE_COMMAND} -E copy "${DASH_KERNEL_ARCHIVE}.ptxas.log" "$<TARGET_FILE:_C>.ptxas.log")
+  return()
+endif()
+
 set_property(GLOBAL APPEND PROPERTY JOB_POOLS dash_cuda=${DASH_CUDA_JOBS})
 
 add_library(dash_kernels OBJECT ${DASH_CUDA_SOURCES})
@@ -30,17 +50,9 @@ if(NOT DASH_WATCHDOG)  # its report is a printf, which needs a stack
 endif()
 set_target_properties(dash_kernels PROPERTIES JOB_POOL_COMPILE dash_cuda)
 
-foreach(target IN ITEMS dash_kernels _C)
-  target_compile_definitions(${target} PRIVATE DASH_WITH_KERNELS
-    $<$<BOOL:${DASH_WATCHDOG}>:DASH_WATCHDOG=1> $<$<BOOL:${DASH_SKIP_TURNS}>:DASH_SKIP_TURNS=1>)
-  target_include_directories(${target} SYSTEM PRIVATE
-    "${DASH_CUTLASS_INCLUDE}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-endforeach()
+dash_with_kernels(dash_kernels)
 
-# The runtime is linked statically and its symbols stay inside: Torch brings its own.
 target_sources(_C PRIVATE $<TARGET_OBJECTS:dash_kernels>)
-set_target_properties(_C PROPERTIES LINKER_LANGUAGE CUDA CUDA_ARCHITECTURES OFF)
-target_link_options(_C PRIVATE LINKER:--exclude-libs,ALL)
 
 # What ptxas said lies beside the module as <module>.ptxas.log, for tests/test_build.py.
 set(log_folder "${CMAKE_BINARY_DIR}/ptxas")
@@ -53,3 +65,9 @@ foreach(source IN LISTS DASH_CUDA_SOURCES)
 endforeach()
 add_custom_command(TARGET _C POST_BUILD
   COMMAND ${CMAKE_COMMAND} -E cat ${logs} > "$<TARGET_FILE:_C>.ptxas.log")
+
+add_library(dash_kernels_archive STATIC EXCLUDE_FROM_ALL $<TARGET_OBJECTS:dash_kernels>)
+set_target_properties(dash_kernels_archive PROPERTIES
+  OUTPUT_NAME dash_kernels LINKER_LANGUAGE CUDA CUDA_ARCHITECTURES OFF)
+add_custom_command(TARGET dash_kernels_archive POST_BUILD
+  COMMAND ${CMAKE_COMMAND} -E cat ${logs} > "$<TARGET_FILE:dash_kernels_archive>.ptxas.log")

@@ -1,11 +1,14 @@
-"""``python -m dash``: doctor, bench, verify, demo, schedule."""
+"""``python -m dash`` and ``dash-attention``: doctor, bench, verify, demo, schedule."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from dash.extension import ExtensionMissingError
 from dash.support import UnsupportedError
+
+CONSOLE_SCRIPT = "dash-attention"
 
 
 def main() -> None:
@@ -14,11 +17,17 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
-        sys.exit(f"python -m dash needs {error.name}: pip install typer rich")
+        sys.exit(f"{program_name()} needs {error.name}: pip install 'dash-attention[cli]'")
     try:
-        app(prog_name="python -m dash")
+        app(prog_name=program_name())
     except (UnsupportedError, ExtensionMissingError) as error:
         sys.exit(str(error))
+
+
+def program_name() -> str:
+    """As it was started: the console script has shell completion, which goes by the name."""
+    started = Path(sys.argv[0]).name
+    return CONSOLE_SCRIPT if started == CONSOLE_SCRIPT else "python -m dash"
 
 
 if __name__ == "__main__":

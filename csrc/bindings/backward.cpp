@@ -12,8 +12,10 @@ namespace {
 
 #ifdef DASH_WITH_KERNELS
 constexpr bool kHasKernels = true;
+constexpr char const* kCudaVersion = DASH_CUDA_VERSION;
 #else
 constexpr bool kHasKernels = false;
+constexpr char const* kCudaVersion = "";
 #endif
 
 DType dtype_named(std::string const& name) {
@@ -133,6 +135,7 @@ void enqueue(BackwardArgs const& args, char const* function) {
 
 void bind_backward(py::module_& m) {
   m.attr("HAS_KERNELS") = kHasKernels;
+  m.attr("CUDA_VERSION") = kCudaVersion;
   m.def("head_dim_bucket", &head_dim_bucket, py::arg("head_dim"));
   m.def(
       "tile_shape",

@@ -118,22 +118,19 @@ def dash_calls(strategy: str) -> Callable[[Shape, Tensors], tuple[Call, dict[str
         tensors = (t.dout, t.q, t.k, t.v, t.out, t.lse)
         if shape.packed:
             tensors += (t.cu_seqlens, t.cu_seqlens)
-            operator = dash_operator("attention_varlen_bwd")
-            facts = {"strategy": "" if strategy == "auto" else strategy}
+            operator = torch.ops.dash.attention_varlen_bwd.default
+            plan = dash.plan_varlen(
+                shape.q_shape, shape.k_shape, t.q.dtype, seqlens_q=shape.lengths, **options
+            )
+            used = {one.plan.strategy for one in plan.sequences if one.plan is not None}
+            facts = {"strategy": "+".join(sorted(used)), "fingerprint": plan.fingerprint}
         else:
             plan = dash.plan(shape.q_shape, shape.k_shape, t.q.dtype, **options)
             facts = {"strategy": plan.strategy, "fingerprint": plan.fingerprint}
-            operator = dash_operator("attention_bwd")
+            operator = torch.ops.dash.attention_bwd.default
         return (lambda: operator(*tensors, **options)), facts | {"version": dash.__version__}
 
     return calls
-
-
-def dash_operator(name: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-    try:
-        return getattr(torch.ops.dash, name).default
-    except AttributeError as error:
-        raise Unavailable(f"this dash has no torch.ops.dash.{name}") from error
 
 
 def flash_calls(deterministic: bool) -> Callable[[Shape, Tensors], tuple[Call, dict[str, str]]]:

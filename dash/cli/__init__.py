@@ -14,7 +14,6 @@ from dash.cli.verify import verify
 app = typer.Typer(
     help="The backward pass of attention on Hopper GPUs, bit for bit the same on every run.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
 )
 app.command()(doctor)

@@ -17,6 +17,7 @@ import typer
 from rich.table import Table
 
 import dash
+from dash.cli.driver import driver_cuda, fit
 from dash.cli.report import console
 from dash.device import is_hopper
 from dash.extension import ExtensionMissingError, extension
@@ -75,8 +76,18 @@ def _extension() -> Iterator[Finding]:
     yield Finding("strategies", State.OK, ", ".join(module.strategies()))
     if module.HAS_KERNELS:
         yield Finding("kernels", State.OK, "sm_90a; head_dim buckets 64 and 128; bf16 and fp16")
+        yield _driver(module.CUDA_VERSION)
     else:
         yield Finding("kernels", State.NOTE, "built without nvcc: only the CPU implementation runs")
+
+
+def _driver(built_with: str) -> Finding:
+    driver = driver_cuda()
+    if driver is None:
+        text = f"none here; the kernels were built with CUDA {built_with}"
+        return Finding("driver", State.NOTE, text)
+    fits = fit(built_with, driver)
+    return Finding("driver", State.OK if fits.good else State.BAD, fits.text)
 
 
 def _devices() -> Iterator[Finding]:
@@ -121,6 +132,8 @@ def _verdict(findings: list[Finding]) -> str:
     state = {f.what: f.state for f in findings}
     if state["dash._C"] is not State.OK:
         return "[red]dash cannot run:[/red] its module is missing."
+    if state.get("driver") is State.BAD:
+        return "[red]dash cannot run its kernels:[/red] they do not fit the driver."
     hopper = any(f.what.startswith("GPU ") and f.state is State.OK for f in findings)
     if hopper and state["kernels"] is State.OK:
         return "[green]dash runs its kernels here.[/green]"
