@@ -30,8 +30,9 @@ dash_with_kernels(_C)
 target_link_options(_C PRIVATE LINKER:--exclude-libs,ALL)
 if(DASH_KERNEL_ARCHIVE)
   target_link_libraries(_C PRIVATE "${DASH_KERNEL_ARCHIVE}")
+  set(log "${DASH_KERNEL_ARCHIVE}.ptxas.log")
   add_custom_command(TARGET _C POST_BUILD
-    COMMAND ${CMAKE_COMMAND} -E copy "${DASH_KERNEL_ARCHIVE}.ptxas.log" "$<TARGET_FILE:_C>.ptxas.log")
+    COMMAND ${CMAKE_COMMAND} -E copy "${log}" "$<TARGET_FILE:_C>.ptxas.log")
   return()
 endif()
 
