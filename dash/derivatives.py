@@ -7,6 +7,7 @@ itself instead of ``dash.attention``, which knows them, an error names dash.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -17,7 +18,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 def define_derivative(name: str, function: type[torch.autograd.Function]) -> None:
     """Gives the operator ``name`` the derivative of ``function``, whose forward calls it."""
-    operator = getattr(torch.ops.dash, name.removeprefix("dash::")).default
+    operator = _operator(name)
 
     def autograd_kernel(*arguments: object) -> Tensors:
         if _carries_tangent(arguments):
@@ -44,28 +45,40 @@ def define_batching(name: str, tensors: int, fold: bool) -> None:
     """Gives the operator ``name`` a rule for ``torch.func.vmap``, with the bits of a loop.
 
     Args:
-        name: of an operator whose first ``tensors`` arguments are tensors with a batch in front,
-            and whose outputs have that batch in front, too.
-        fold: whether the operator's bits do not depend on the batch, so that the dimension that
-            vmap brings can become a part of it; else the rule is the loop.
+        name: of the operator.
+        tensors: how many tensors its arguments start with.
+        fold: whether these and the outputs have a batch in front that no bit depends on, so that
+            the dimension that vmap brings can become a part of it; else the rule is the loop.
     """
-    operator = getattr(torch.ops.dash, name.removeprefix("dash::")).default
+    operator = _operator(name)
 
     def rule(info: object, in_dims: tuple, *arguments: object) -> tuple[Tensors, tuple[int, ...]]:
-        size, rest = info.batch_size, arguments[tensors:]
-        batched = [
-            t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(arguments[:tensors], in_dims, strict=False)
-        ]
+        size = info.batch_size
         if fold:
+            rest = arguments[tensors:]
+            batched = [
+                t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+                for t, dim in zip(arguments[:tensors], in_dims, strict=False)
+            ]
             folded = operator(*(t.flatten(0, 1) for t in batched), *rest)
             outputs = tuple(t.unflatten(0, (size, batched[0].shape[1])) for t in folded)
         else:
-            each = [operator(*slices, *rest) for slices in zip(*batched, strict=True)]
+            dims = itertools.chain(in_dims, itertools.repeat(None))
+            slices = [
+                itertools.repeat(argument, size) if dim is None else argument.unbind(dim)
+                for argument, dim in zip(arguments, dims, strict=False)
+            ]
+            each = [operator(*one) for one in zip(*slices, strict=True)]
             outputs = tuple(torch.stack(parts) for parts in zip(*each, strict=True))
         return outputs, (0,) * len(outputs)
 
     torch.library.register_vmap(name, rule)
+
+
+def _operator(name: str) -> Callable[..., Tensors]:
+    """The overload ``dash::name.overload``, or the default one of ``dash::name``."""
+    packet, _, overload = name.removeprefix("dash::").partition(".")
+    return getattr(getattr(torch.ops.dash, packet), overload or "default")
 
 
 def raise_no_derivative(name: str, what: str) -> None:

@@ -39,7 +39,7 @@ Result = tuple[torch.Tensor, torch.Tensor]
 # Query rows a step of the plain forward: bounds the scores to (batch, heads, 512, seqlen_k) fp32.
 _PLAIN_ROWS = 512
 
-_SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # below, kernels flush it to zero
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # below, kernels flush it to zero
 
 
 class ForwardCall(NamedTuple):
@@ -75,7 +75,7 @@ def run_forward(call: ForwardCall, forward: str = "auto") -> Result:
     try:
         return fa3_forward(call)
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        if _is_of_the_device(error):
+        if is_of_the_device(error):
             raise
         _note_fa3_failure(call, error)
     return run_forward(call, forward)
@@ -134,7 +134,7 @@ _fa3_lacks: dict[tuple[torch.dtype, int], str] = {}
 def fa3_forward(call: ForwardCall) -> Result:
     function = fa3_package().flash_attn_func
     more = {}
-    if _takes_return_attn_probs(function):
+    if takes_return_attn_probs(function):
         more["return_attn_probs"] = True
     if call.windowed:
         more["window_size"] = _window_sizes(call)
@@ -145,7 +145,7 @@ def fa3_forward(call: ForwardCall) -> Result:
 
 
 @functools.lru_cache(maxsize=1)
-def _takes_return_attn_probs(function: Callable[..., object]) -> bool:
+def takes_return_attn_probs(function: Callable[..., object]) -> bool:
     """Releases up to spring 2025 always return lse; later ones only when asked."""
     return "return_attn_probs" in inspect.signature(function).parameters
 
@@ -155,8 +155,8 @@ def _fa3_refusal(call: ForwardCall) -> str | None:
         return f"q is on {call.q.device}; required: a CUDA device"
     if fa3_package() is None:
         return why_no_fa3()
-    if call.scale < _SMALLEST_SCALE:
-        return _needs_positive_scale(call)
+    if call.scale < SMALLEST_SCALE:
+        return needs_positive_scale(call.scale)
     return _fa3_lacks.get((call.q.dtype, call.q.shape[3]))
 
 
@@ -170,7 +170,7 @@ def _note_fa3_failure(call: ForwardCall, error: Exception) -> None:
     )
 
 
-def _is_of_the_device(error: Exception) -> bool:
+def is_of_the_device(error: Exception) -> bool:
     """Whether the device failed, and not the package: then no other forward would help."""
     return isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error)
 
@@ -203,8 +203,8 @@ def _cudnn_refusal(call: ForwardCall) -> str | None:
             f"seqlen_q is {call.q.shape[1]} and seqlen_k {call.k.shape[1]}; required: equal "
             "lengths for a causal mask"
         )
-    if call.scale < _SMALLEST_SCALE:
-        return _needs_positive_scale(call)
+    if call.scale < SMALLEST_SCALE:
+        return needs_positive_scale(call.scale)
     if not torch.backends.cuda.can_use_cudnn_attention(_sdpa_params(call, call.causal)):
         return "PyTorch's cuDNN attention cannot run it, or is switched off"
     return None
@@ -231,8 +231,8 @@ def flash_forward(call: ForwardCall) -> Result:
 def _flash_refusal(call: ForwardCall) -> str | None:
     if call.q.device.type != "cuda":
         return f"q is on {call.q.device}; required: a CUDA device"
-    if call.scale < _SMALLEST_SCALE:
-        return _needs_positive_scale(call)
+    if call.scale < SMALLEST_SCALE:
+        return needs_positive_scale(call.scale)
     # SDPA's own check refuses a causal mask for unequal lengths, which the operator can do.
     square = call.q.shape[1] == call.k.shape[1]
     if not torch.backends.cuda.can_use_flash_attention(_sdpa_params(call, call.causal and square)):
@@ -240,8 +240,8 @@ def _flash_refusal(call: ForwardCall) -> str | None:
     return None
 
 
-def _needs_positive_scale(call: ForwardCall) -> str:
-    return f"softmax_scale is {call.scale}; required: a positive number, or forward 'plain'"
+def needs_positive_scale(scale: float) -> str:
+    return f"softmax_scale is {scale}; required: a positive number, or forward 'plain'"
 
 
 def _window_sizes(call: ForwardCall) -> tuple[int, int]:

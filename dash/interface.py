@@ -67,9 +67,9 @@ def attention(
         NotImplementedError: when a second or a forward-mode derivative is taken.
     """
     if not (isinstance(q, torch.Tensor) and isinstance(softmax_scale, float | int | None)):
-        softmax_scale = _number(q, k, v, softmax_scale)
+        softmax_scale = number_of(q, k, v, softmax_scale)
     if torch.is_autocast_enabled(q.device.type):
-        q, k, v = _autocast(q, k, v)
+        q, k, v = autocast(q, k, v)
     arguments = (q, k, v, softmax_scale, causal, strategy, group_split, window_left, window_right)
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         out, lse = torch.ops.dash.attention_fwd.default(*arguments, forward)
@@ -78,7 +78,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def _number(q: object, k: object, v: object, softmax_scale: object) -> float:
+def number_of(q: object, k: object, v: object, softmax_scale: object) -> float:
     """softmax_scale as a float. Raises ``UnsupportedError`` for what is no number or no tensor."""
     found = [] if isinstance(q, torch.Tensor) else support.reasons(q, k, v)
     found += support.scale_reasons(softmax_scale)
@@ -87,7 +87,7 @@ def _number(q: object, k: object, v: object, softmax_scale: object) -> float:
     return float(softmax_scale)
 
 
-def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(
         t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype == torch.float32 else t

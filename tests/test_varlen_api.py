@@ -35,7 +35,7 @@ def test_opcheck_of_the_forward(bound) -> None:
     pack = random_pack(SHAPE)
     q, k, v = (pack.tensors[name].nan_to_num().requires_grad_() for name in "qkv")
     cu_q, cu_k, used_q, used_k = pack.lengths.values()
-    rest = (bound, bound, 0.125, True, None, None, used_q, used_k, "auto", "auto", 0)
+    rest = (bound, bound, 0.125, True, None, None, used_q, used_k)
     torch.library.opcheck(torch.ops.dash.attention_varlen_fwd, (q, k, v, cu_q, cu_k, *rest))
 
 

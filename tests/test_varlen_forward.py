@@ -15,7 +15,7 @@ from packs import PackShape, length_tensors, random_pack, same_bits
 
 import dash
 from dash.varlen import forward as forwards
-from dash.varlen.forward import FORWARDS, Pack, choose_forward
+from dash.varlen.forward import FORWARDS, Forward, Pack, choose_forward
 from dash.varlen.rows import close_gaps, owners
 
 SHAPE = PackShape(((40, 40), (0, 7), (70, 90), (3, 0), (1, 1)), 4, 2, causal=True)
@@ -36,9 +36,11 @@ def pack_of(shape: PackShape, **more: object) -> Pack:
 
 def test_the_cpu_has_the_plain_forward_and_says_why_not_the_others() -> None:
     pack = pack_of(SHAPE)
-    assert choose_forward(pack, "auto")[0] == choose_forward(pack, "plain")[0] == "plain"
+    assert choose_forward(pack, "auto") == choose_forward(pack, "plain") == "plain"
     for name in ("fa3", "flash"):
-        with pytest.raises(dash.UnsupportedError, match=f"forward is '{name}'.*CUDA devices only"):
+        with pytest.raises(
+            dash.UnsupportedError, match=f"forward is '{name}', and .*a CUDA device"
+        ):
             choose_forward(pack, name)
 
 
@@ -71,10 +73,11 @@ class OnCuda(torch.Tensor):
 def test_auto_takes_the_best(monkeypatch, installed, built, scale, sequences, wanted) -> None:
     package = types.SimpleNamespace(flash_attn_varlen_func=None) if installed else None
     monkeypatch.setattr(forwards, "fa3_package", lambda: package)
+    monkeypatch.setattr(forwards, "why_no_fa3", lambda: "it is not installed")
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: built)
     pack = pack_of(SHAPE, scale=scale, cu_seqlens_q=torch.zeros(sequences + 1, dtype=torch.int32))
     pack = pack._replace(q=pack.q.as_subclass(OnCuda))
-    assert choose_forward(pack, "auto")[0] == wanted
+    assert choose_forward(pack, "auto") == wanted
 
 
 # ---- What is made of kernels of others -----------------------------------------------------------
@@ -91,8 +94,7 @@ class Kernel:
         self.bounds = pack.bounds
         assert pack.q.stride(-1) == 1
         total, heads, _ = pack.q.shape
-        _, plain = choose_forward(pack, "plain")
-        out, lse = plain(pack._replace(seqused_q=None, seqused_k=None))
+        out, lse = FORWARDS["plain"].run(pack._replace(seqused_q=None, seqused_k=None))
         outside = ~owners(pack.cu_seqlens_q, None, total).inside
         out, lse = out.masked_fill(outside[:, None, None], torch.nan), lse.masked_fill(outside, 7.0)
         if not self.padded_lse:
@@ -140,7 +142,7 @@ def test_flash_is_called_by_its_schema(monkeypatch, windows) -> None:
     assert (called["max_q"], called["max_k"]) == (90, SHAPE.total(1))
     assert (called["is_causal"], called["return_debug_mask"]) == (True, False)
     assert (called["dropout_p"], called["scale"]) == (0.0, 0.125)
-    assert (called.get("window_size_left"), called.get("window_size_right")) == windows
+    assert (called["window_size_left"], called["window_size_right"]) == (left, 0)  # causal
     assert called["value"].stride(-1) == 1
     assert torch.equal(called["cum_seq_k"], pack.cu_seqlens_k)
 
@@ -166,9 +168,33 @@ def test_fa3_is_called_by_its_names(monkeypatch, asks) -> None:
     out, lse = forwards._fa3(pack)
     assert (out.shape, lse.shape) == ((114, 4, 64), (4, 114))
     assert (called["max_seqlen_q"], called["max_seqlen_k"]) == (114, 90)
-    assert called["window_size"] == (20, -1)
+    assert called["window_size"] == (20, 0)
     assert (called["causal"], called["softmax_scale"]) == (True, 0.125)
     assert called["cu_seqlens_q"] is pack.cu_seqlens_q
+
+
+def test_a_package_that_lacks_something_is_left_for_the_next(monkeypatch) -> None:
+    asked = []
+
+    def lacks(*given: object, **named: object) -> None:
+        asked.append(1)
+        raise RuntimeError("this build has no head_dim 64")
+
+    package = types.SimpleNamespace(flash_attn_varlen_func=lacks)
+    monkeypatch.setattr(forwards, "fa3_package", lambda: package)
+    monkeypatch.setattr(forwards, "_fa3_lacks", {})
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
+    pack = pack_of(SHAPE)
+    wanted = forwards.run_forward(pack)
+    on_cuda = pack._replace(q=pack.q.as_subclass(OnCuda))
+    monkeypatch.setitem(FORWARDS, "plain", Forward(lambda pack: None, lambda _: wanted))
+    monkeypatch.setitem(FORWARDS, "fa3", FORWARDS["fa3"]._replace(run=forwards._fa3))
+    with pytest.warns(RuntimeWarning, match="refused torch.bfloat16, head_dim 64: this build"):
+        assert forwards.run_forward(on_cuda) is wanted
+    assert forwards.run_forward(on_cuda) is wanted
+    assert asked == [1]
+    with pytest.raises(dash.UnsupportedError, match="forward is 'fa3', and .*no head_dim 64"):
+        forwards.run_forward(on_cuda, "fa3")
 
 
 # ---- Rows and their sequences --------------------------------------------------------------------

@@ -17,13 +17,21 @@ fp32, ±inf for rows without keys. Such rows, and rows of no sequence, have zero
 
 from __future__ import annotations
 
-import inspect
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from dash.forward import fa3_package, plain_forward
+from dash.forward import (
+    SMALLEST_SCALE,
+    fa3_package,
+    is_of_the_device,
+    needs_positive_scale,
+    plain_forward,
+    takes_return_attn_probs,
+    why_no_fa3,
+)
 from dash.support import UnsupportedError
 from dash.varlen.rows import close_gaps, owners
 from dash.varlen.sequences import sequences_by_length
@@ -65,6 +73,12 @@ class Pack(NamedTuple):
         return {name: size for name, size in given.items() if size is not None}
 
     @property
+    def window_sizes(self) -> tuple[int | None, int | None]:
+        """Left and right as int32, which kernels of others hold; causal is right = 0."""
+        right = 0 if self.causal else self.window_right
+        return tuple(None if w is None else min(w, 2**31 - 1) for w in (self.window_left, right))
+
+    @property
     def bounds(self) -> tuple[int, int]:
         """max_seqlen of q and of k as ints."""
         given = self.max_seqlen_q, self.max_seqlen_k
@@ -85,69 +99,100 @@ class Forward(NamedTuple):
     run: Callable[[Pack], OutAndLse]
 
 
-def choose_forward(pack: Pack, forward: str) -> tuple[str, Callable[[Pack], OutAndLse]]:
-    """The name of the forward that will run, and the forward.
-
-    Args:
-        forward: ``"auto"`` or a name of ``FORWARDS``.
+def run_forward(pack: Pack, forward: str = "auto") -> OutAndLse:
+    """out and lse by the forward of that name, or by the first that can.
 
     Raises:
-        UnsupportedError: there is none of this name, or it cannot run this.
+        UnsupportedError: there is no such forward, or it cannot run this pack.
+    """
+    name = choose_forward(pack, forward)
+    if name != "fa3":
+        return FORWARDS[name].run(pack)
+    try:
+        return FORWARDS[name].run(pack)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        if is_of_the_device(error):
+            raise
+        _note_fa3_failure(pack, error)
+    return run_forward(pack, forward)
+
+
+def choose_forward(pack: Pack, forward: str = "auto") -> str:
+    """The name of the first forward that can run the pack, or of the one asked for.
+
+    Raises:
+        UnsupportedError: there is no such forward, or it cannot run this pack.
     """
     if forward == "auto":
-        name = next(name for name, one in FORWARDS.items() if one.why_not(pack) is None)
-        return name, FORWARDS[name].run
+        return next(name for name, one in FORWARDS.items() if one.why_not(pack) is None)
     if forward not in FORWARDS:
-        known = ", ".join(repr(name) for name in ("auto", *FORWARDS))
+        known = ", ".join(map(repr, ("auto", *FORWARDS)))
         raise UnsupportedError([f"forward is {forward!r}; required: one of {known}"])
     reason = FORWARDS[forward].why_not(pack)
     if reason is not None:
-        raise UnsupportedError([f"forward is {forward!r}; required: another, because {reason}"])
-    return forward, FORWARDS[forward].run
+        raise UnsupportedError([f"forward is {forward!r}, and {reason}"])
+    return forward
 
 
-def _no_fa3(pack: Pack) -> str | None:
+# (dtype, head_dim) that this build of FlashAttention-3 was seen to lack, and what it said.
+_fa3_lacks: dict[tuple[torch.dtype, int], str] = {}
+
+
+def _why_no_fa3(pack: Pack) -> str | None:
     if pack.q.device.type != "cuda":
-        return "it runs on CUDA devices only"
-    if fa3_package() is None or not hasattr(fa3_package(), "flash_attn_varlen_func"):
-        return "flash_attn_interface is not installed"
-    return None if pack.scale > 0 else f"it takes no softmax_scale of {pack.scale}"
+        return f"q is on {pack.q.device}; required: a CUDA device"
+    if fa3_package() is None:
+        return why_no_fa3()
+    if not hasattr(fa3_package(), "flash_attn_varlen_func"):
+        return "flash_attn_interface has no flash_attn_varlen_func"
+    if pack.scale < SMALLEST_SCALE:
+        return needs_positive_scale(pack.scale)
+    return _fa3_lacks.get((pack.q.dtype, pack.q.shape[2]))
 
 
-def _no_flash(pack: Pack) -> str | None:
+def _note_fa3_failure(pack: Pack, error: Exception) -> None:
+    what = pack.q.dtype, pack.q.shape[2]
+    _fa3_lacks[what] = f"flash_attn_interface refused {what[0]}, head_dim {what[1]}: {error}"
+    warnings.warn(
+        f"dash.attention_varlen: {_fa3_lacks[what]}; another forward is taken",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def _why_no_flash(pack: Pack) -> str | None:
     if pack.q.device.type != "cuda":
-        return "it runs on CUDA devices only"
+        return f"q is on {pack.q.device}; required: a CUDA device"
     if not torch.backends.cuda.is_flash_attention_available():
-        return "this PyTorch was built without it"
+        return "this PyTorch was built without flash attention"
     if not torch.backends.cuda.flash_sdp_enabled():
-        return "torch.backends.cuda.enable_flash_sdp(False) turned it off"
-    if pack.cu_seqlens_q.shape[0] - 1 > _FLASH_MAX_SEQUENCES:
-        return f"it takes at most {_FLASH_MAX_SEQUENCES} sequences"
-    return None if pack.scale > 0 else f"it takes no softmax_scale of {pack.scale}"
+        return "PyTorch's flash attention is switched off"
+    sequences = pack.cu_seqlens_q.shape[0] - 1
+    if sequences > _FLASH_MAX_SEQUENCES:
+        return f"there are {sequences} sequences; required: at most {_FLASH_MAX_SEQUENCES}"
+    return needs_positive_scale(pack.scale) if pack.scale < SMALLEST_SCALE else None
 
 
 def _fa3(pack: Pack) -> OutAndLse:
     function = fa3_package().flash_attn_varlen_func
-    # Releases up to spring 2025 always return lse; later ones only when asked.
-    asks = "return_attn_probs" in inspect.signature(function).parameters
-    more = {"return_attn_probs": True} if asks else {}
+    more = {"return_attn_probs": True} if takes_return_attn_probs(function) else {}
     max_seqlen_q, max_seqlen_k = pack.bounds
     out, lse, *_ = function(
         pack.q, pack.k, pack.v, cu_seqlens_q=pack.cu_seqlens_q, cu_seqlens_k=pack.cu_seqlens_k,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax_scale=pack.scale,
         causal=pack.causal,
-        window_size=tuple(-1 if w is None else w for w in (pack.window_left, pack.window_right)),
+        window_size=tuple(-1 if w is None else w for w in pack.window_sizes),
         **more,
     )  # fmt: skip
     return out, lse
 
 
 def _flash(pack: Pack) -> OutAndLse:
-    windows = {name.replace("window", "window_size"): w for name, w in pack.windows.items()}
+    left, right = pack.window_sizes
     last_dim_dense = (t if t.stride(-1) == 1 else t.contiguous() for t in pack[:3])
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         *last_dim_dense, pack.cu_seqlens_q, pack.cu_seqlens_k, *pack.bounds, 0.0, pack.causal,
-        False, scale=pack.scale, **windows,
+        False, scale=pack.scale, window_size_left=left, window_size_right=right,
     )  # fmt: skip
     return out, lse
 
@@ -199,7 +244,7 @@ def _plain(pack: Pack) -> OutAndLse:
 
 
 FORWARDS = {
-    "fa3": Forward(_no_fa3, _without_gaps(_fa3)),
-    "flash": Forward(_no_flash, _without_gaps(_flash)),
+    "fa3": Forward(_why_no_fa3, _without_gaps(_fa3)),
+    "flash": Forward(_why_no_flash, _without_gaps(_flash)),
     "plain": Forward(lambda pack: None, _plain),
 }

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
+from dash import support
+from dash.derivatives import (
+    call_below_autograd,
+    define_batching,
+    define_derivative,
+    raise_no_derivative,
+)
+from dash.interface import autocast, number_of
 from dash.varlen import checks
-from dash.varlen.forward import Pack, choose_forward
+from dash.varlen.forward import Pack, run_forward
+from dash.varlen.ops import attention_varlen_bwd
 
 torch.library.define(
     "dash::attention_varlen_fwd",
     "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
-    "SymInt? max_seqlen_q, SymInt? max_seqlen_k, float softmax_scale, bool causal, "
-    "int? window_left, int? window_right, Tensor? seqused_q, Tensor? seqused_k, str forward, "
-    "str strategy, int group_split) "
+    "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, float? softmax_scale=None, "
+    "bool causal=False, int? window_left=None, int? window_right=None, Tensor? seqused_q=None, "
+    'Tensor? seqused_k=None, str strategy="auto", int group_split=0, str forward="auto") '
     "-> (Tensor out, Tensor softmax_lse)",
     tags=torch.Tag.pt2_compliant_tag,
 )
+
+OutAndLse = tuple[torch.Tensor, torch.Tensor]
 
 
 def attention_varlen(
@@ -45,7 +58,8 @@ def attention_varlen(
     waits for the device, but the plain forward on a GPU.
 
     Args:
-        q: ``(total_q, heads, head_dim)``, bfloat16 or float16.
+        q: ``(total_q, heads, head_dim)``, bfloat16 or float16. Under autocast float32 is cast to
+            autocast's dtype, as for ``scaled_dot_product_attention``.
         k, v: ``(total_k, kv_heads, head_dim)``; ``heads`` is a multiple of ``kv_heads``.
         cu_seqlens_q: int32 ``(batch + 1,)`` on q's device: the first row of each sequence, then the
             end of the last. Starts with 0 and does not decrease. Rows behind the last entry belong
@@ -54,7 +68,7 @@ def attention_varlen(
         max_seqlen_q, max_seqlen_k: no sequence is longer. Forwards of others need an int; for None
             or a 0-d tensor (never read) they get the number of rows. Changes no bit.
         causal: row r of a sequence sees its keys 0 … r + seqlen_k − seqlen_q.
-        softmax_scale: defaults to ``head_dim ** -0.5``.
+        softmax_scale: a number; defaults to ``head_dim ** -0.5``.
         window_left, window_right: how many keys left and right of that diagonal a row sees; None:
             all of them. A window that no row of a sequence notices is as none, for that sequence.
         seqused_q, seqused_k: int32 ``(batch,)``: sequences shorter than their space. The rows
@@ -70,65 +84,122 @@ def attention_varlen(
     Raises:
         UnsupportedError: the backward could not run, checked before the forward does. What
             ``cu_seqlens`` holds is checked on the CPU alone.
-        NotImplementedError: when a second derivative is taken.
+        NotImplementedError: when a second or a forward-mode derivative is taken.
     """
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    if not (isinstance(q, torch.Tensor) and isinstance(softmax_scale, float | int | None)):
+        softmax_scale = number_of(q, k, v, softmax_scale)
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = autocast(q, k, v)
     bounds = (None if isinstance(m, torch.Tensor) else m for m in (max_seqlen_q, max_seqlen_k))
-    out, lse = torch.ops.dash.attention_varlen_fwd(
+    arguments = (
         q, k, v, cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, *bounds,
-        scale, causal, window_left, window_right, seqused_q, seqused_k, forward, strategy,
-        group_split,
+        softmax_scale, causal, window_left, window_right, seqused_q, seqused_k, strategy,
+        group_split, forward,
     )  # fmt: skip
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        out, lse = torch.ops.dash.attention_varlen_fwd.default(*arguments)
+    else:
+        out, lse = _AttentionVarlen.apply(*arguments)
     return (out, lse) if return_lse else out
 
 
-def _attention_varlen_fwd(*arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
-    *of_pack, forward, strategy, group_split = arguments
-    pack = Pack(*of_pack)
-    checks.check(
-        *pack[:5], seqused_q=pack.seqused_q, seqused_k=pack.seqused_k, softmax_scale=pack.scale,
-        causal=pack.causal, strategy=strategy, group_split=group_split, **pack.windows,
-    )  # fmt: skip
-    _, run = choose_forward(pack, forward)
-    q = pack.q
-    if q.numel() == 0 or pack.k.numel() == 0 or pack.cu_seqlens_q.shape[0] == 1:
+class Call(NamedTuple):
+    """The operator's arguments, in the order of its schema."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+    max_seqlen_q: int | None = None
+    max_seqlen_k: int | None = None
+    softmax_scale: float | None = None
+    causal: bool = False
+    window_left: int | None = None
+    window_right: int | None = None
+    seqused_q: torch.Tensor | None = None
+    seqused_k: torch.Tensor | None = None
+    strategy: str = "auto"
+    group_split: int = 0
+    forward: str = "auto"
+
+    def check(self) -> None:
+        """Raises ``UnsupportedError`` with every reason why the backward could not run."""
+        checks.check(
+            *self[:5], seqused_q=self.seqused_q, seqused_k=self.seqused_k,
+            softmax_scale=self.softmax_scale, causal=self.causal, strategy=self.strategy,
+            group_split=self.group_split, **self.pack().windows,
+        )  # fmt: skip
+
+    def pack(self) -> Pack:
+        scale = self.q.shape[2] ** -0.5 if self.softmax_scale is None else self.softmax_scale
+        return Pack(*self[:7], scale, *self[8:13])
+
+    @property
+    def key(self) -> support.Key:
+        """All that the checks look at but softmax_scale."""
+        tensors = (*self[:5], *(t for t in self[11:13] if t is not None))
+        return support.key_of(tensors, (self.seqused_q is None, *self[8:11], *self[13:15]))
+
+
+_checked: set[support.Key] = set()
+_REMEMBERED_CALLS = 1024
+
+
+def _attention_varlen_fwd(*arguments: object) -> OutAndLse:
+    call = Call(*arguments)
+    key = call.key
+    if key not in _checked or not support.scale_is_usable(call.softmax_scale):
+        call.check()
+        if len(_checked) >= _REMEMBERED_CALLS:
+            _checked.clear()
+        _checked.add(key)
+    q = call.q
+    if q.numel() == 0 or call.k.numel() == 0 or call.cu_seqlens_q.shape[0] == 1:
         lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
         return q.new_zeros(q.shape), lse
-    return run(pack)
+    return run_forward(call.pack(), call.forward)
 
 
 torch.library.impl("dash::attention_varlen_fwd", ("cpu", "cuda"), _attention_varlen_fwd)
 
 
 @torch.library.register_fake("dash::attention_varlen_fwd")
-def _attention_varlen_fwd_fake(q: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+def _attention_varlen_fwd_fake(q: torch.Tensor, *rest: object, **named: object) -> OutAndLse:
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 
-def _save_for_backward(
-    ctx: object, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    *of_pack, _forward, ctx.strategy, ctx.group_split = inputs
-    pack = Pack(*of_pack)
-    out, lse = output
-    # The bounds stay behind: the backward never looks at them.
-    ctx.rest = pack.scale, pack.causal, pack.window_left, pack.window_right
-    ctx.save_for_backward(
-        *pack[:3], out, lse, pack.cu_seqlens_q, pack.cu_seqlens_k, pack.seqused_q, pack.seqused_k
-    )
-    ctx.mark_non_differentiable(lse)
+class _AttentionVarlen(torch.autograd.Function):
+    """The derivative of attention; a Function, because torch.func knows what to do with those."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: object) -> OutAndLse:
+        return call_below_autograd(torch.ops.dash.attention_varlen_fwd.default, arguments)
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: tuple, output: OutAndLse) -> None:
+        call = Call(*inputs)
+        out, lse = output
+        # The bounds stay behind: the backward never looks at them.
+        ctx.mask = call[7:11]
+        ctx.order = call.strategy, call.group_split
+        ctx.save_for_backward(*call[:3], out, lse, *call[3:5], *call[11:13])
+        ctx.mark_non_differentiable(lse)
+
+    @staticmethod
+    def backward(ctx: object, dout: torch.Tensor, _: object) -> tuple[torch.Tensor | None, ...]:
+        *tensors, seqused_q, seqused_k = ctx.saved_tensors
+        gradients = attention_varlen_bwd(
+            dout, *tensors, None, None, *ctx.mask, seqused_q, seqused_k, *ctx.order
+        )
+        return *gradients, *(None,) * 13
+
+    @staticmethod
+    def jvp(ctx: object, *tangents: torch.Tensor | None) -> None:
+        raise_no_derivative("dash.attention_varlen", "a forward-mode derivative")
 
 
-def _attention_varlen_backward(
-    ctx: object, dout: torch.Tensor, _: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
-    *tensors, seqused_q, seqused_k = ctx.saved_tensors
-    gradients = torch.ops.dash.attention_varlen_bwd(
-        dout, *tensors, None, None, *ctx.rest, seqused_q, seqused_k, ctx.strategy, ctx.group_split
-    )
-    return (*gradients, *(None,) * 13)
-
-
-torch.library.register_autograd(
-    "dash::attention_varlen_fwd", _attention_varlen_backward, setup_context=_save_for_backward
-)
+define_derivative("dash::attention_varlen_fwd", _AttentionVarlen)
+define_batching("dash::attention_varlen_fwd", tensors=5, fold=False)  # forwards are not ours

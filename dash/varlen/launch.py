@@ -12,6 +12,7 @@ import torch
 
 from dash.device import device_model, dtype_name
 from dash.extension import extension
+from dash.memory import contiguous, contiguous_copy, uninitialized_like
 from dash.support import UnsupportedError
 from dash.varlen import checks
 from dash.varlen.call import PackedCall
@@ -49,13 +50,13 @@ def launch(call: PackedCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     q, k, v = call.q, call.k, call.v
     if known.workspace_bytes == 0:
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    dq, dk, dv = (uninitialized_like(t) for t in (q, k, v))
     # Copies live to the end of the function, so that the launch reads memory that is theirs; later
     # allocations on this stream come after it.
     dout, q, k, v, out = (tma_ready(t) for t in (call.dout, q, k, v, call.out))
     lengths = call.cu_seqlens_q, call.cu_seqlens_k, call.seqused_q, call.seqused_k
     cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k = (
-        None if t is None else t.contiguous() for t in lengths
+        None if t is None else contiguous(t) for t in lengths
     )
     # A bare storage: torch.use_deterministic_algorithms fills torch.empty with NaN, which would
     # cost a write of every fp32 dQ sum.
@@ -146,7 +147,7 @@ def tma_ready(t: torch.Tensor) -> torch.Tensor:
         and t.data_ptr() % _TMA_ALIGNMENT_BYTES == 0
     ):
         return t
-    return t.clone(memory_format=torch.contiguous_format)
+    return contiguous_copy(t)
 
 
 def _view(t: torch.Tensor) -> tuple[int, int, int]:
