@@ -57,13 +57,19 @@ def strategies_of(shape: PackShape) -> list[str]:
 
 
 def fp64_gradients(pack: Pack, index: int) -> tuple[torch.Tensor, ...]:
-    """dq, dk, dv of one sequence by autograd in fp64; no windows."""
+    """dq, dk, dv of one sequence by autograd in fp64."""
     one = pack.alone(index)
     q, k, v = (one[n][0].double().transpose(0, 1).requires_grad_() for n in "qkv")
     group = q.shape[0] // k.shape[0]
     scores = q @ k.repeat_interleave(group, 0).mT * q.shape[2] ** -0.5
     row = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
-    hidden = (torch.arange(k.shape[1]) > row) & pack.shape.causal
+    right = 0 if pack.shape.causal else pack.shape.window_right
+    column, left = torch.arange(k.shape[1]), pack.shape.window_left
+    hidden = torch.zeros(len(row), len(column), dtype=torch.bool)
+    if right is not None:
+        hidden |= column > row + right
+    if left is not None:
+        hidden |= column < row - left
     p = scores.masked_fill(hidden, -1e300).softmax(-1).masked_fill(hidden, 0.0)
     out = p @ v.repeat_interleave(group, 0)
     grads = torch.autograd.grad(out, (q, k, v), one["dout"][0].double().transpose(0, 1))

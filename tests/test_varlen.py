@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pack_cases import fp64_gradients, pack_shapes, strategies_of
 from packs import (
     PackShape,
+    all_same,
     assert_bits_of_dense,
     attended_pack,
     poison_rows_of_none,
@@ -132,6 +133,43 @@ def test_max_seqlen_on_a_device_is_never_read() -> None:
     )
     dq, dk, _ = torch.ops.dash.attention_varlen_bwd(*inputs.values(), **cu, **call)
     assert dq.shape == dk.shape == (70, 2, 64)
+
+
+# ---- Windows -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(pack_shapes(windows=True), st.data())
+def test_windows_have_the_bits_of_the_dense_call(shape: PackShape, data) -> None:
+    pack = random_pack(shape)
+    strategy = data.draw(st.sampled_from(strategies_of(shape)))
+    assert_bits_of_dense(pack, pack.gradients(strategy), strategy)
+
+
+def test_case_32_a_window_is_normalised_in_each_sequence() -> None:
+    """Lengths 100, 5,000, 100, window_left 1,024: the short ones are as without a window."""
+    shape = PackShape(((100, 100), (5000, 5000), (100, 100)), 1, 1, 16, True, window_left=1024)
+    pack = random_pack(shape)
+    grads = pack.gradients()
+    assert_bits_of_dense(pack, grads)
+    pack.shape = replace(shape, window_left=None)
+    for index in (0, 2):
+        assert all_same(list(pack.sequences_of(grads))[index], pack.dense(index))
+    assert not all_same(list(pack.sequences_of(grads))[1], pack.dense(1))
+
+
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (0, None), (64, 64), (5, 0), (None, 3)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_windows_match_fp64(left, right, causal) -> None:
+    lengths = ((33, 33), (150, 97), (1, 1), (64, 200))
+    pack = attended_pack(PackShape(lengths, 2, 1, 64, causal, left, right, tails=(5, 6)))
+    wanted = [torch.zeros(pack.tensors[n].shape, dtype=torch.float64) for n in "qkv"]
+    for index, sequence in enumerate(pack.sequences_of(tuple(wanted))):
+        for target, grad in zip(sequence, fp64_gradients(pack, index), strict=True):
+            target.copy_(grad)
+    for name, got, reference in zip("qkv", pack.gradients(), wanted, strict=True):
+        error = (got.double() - reference).norm()
+        assert error <= 8e-3 * reference.norm() + 1e-6, f"d{name}: {error}"
 
 
 # ---- Accuracy ------------------------------------------------------------------------------------

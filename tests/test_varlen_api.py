@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from packs import PackShape, random_pack, same_bits
+from packs import Pack, PackShape, all_same, assert_bits_of_dense, random_pack, same_bits
+from torch.utils.flop_counter import FlopCounterMode
 
 import dash
 
@@ -186,3 +187,122 @@ def test_every_reason_is_said_at_once() -> None:
     with pytest.raises(dash.UnsupportedError) as error:
         BWD(**(pack.tensors | pack.lengths | change))
     assert len(error.value.reasons) == 4  # two of the batch, one of it for seqused_k, one dtype
+
+
+@pytest.mark.parametrize(
+    ("strategy", "causal", "refusal"),
+    [
+        ("zigzag", True, None),
+        ("spt", True, None),
+        ("staggered", False, None),
+        ("spt", False, "needs a causal mask"),
+        ("shift", False, "needs a full mask"),
+    ],
+)
+def test_a_named_strategy_must_do_without_the_window_too(strategy, causal, refusal) -> None:
+    """A sequence too short for the window is a problem without it."""
+    pack = random_pack(PackShape(((200, 200), (9, 9)), causal=causal, window_left=20))
+    if refusal is None:
+        assert_bits_of_dense(pack, pack.gradients(strategy), strategy)
+    else:
+        with pytest.raises(dash.UnsupportedError, match=refusal):
+            pack.gradients(strategy)
+
+
+@pytest.mark.parametrize("name", ["window_left", "window_right"])
+@pytest.mark.parametrize("size", [-1, -(2**31)])
+def test_windows_are_checked(name, size) -> None:
+    pack = random_pack(SHAPE)
+    with pytest.raises(dash.UnsupportedError, match=f"{name} is {size}; required: None, or"):
+        pack.gradients(**{name: size})
+
+
+def test_softmax_scale_takes_no_gradient() -> None:
+    q, k, v = (random_pack(SHAPE).tensors[name] for name in "qkv")
+    scale = torch.tensor(0.1, requires_grad=True)
+    with pytest.raises(dash.UnsupportedError, match="softmax_scale is a Tensor"):
+        dash.attention_varlen(q, k, v, int32(0, 9), softmax_scale=scale)
+
+
+# ---- Autocast, derivatives, torch.func, FLOPs ----------------------------------------------------
+
+
+def leaves_of(pack: Pack) -> list[torch.Tensor]:
+    return [pack.tensors[name].clone().requires_grad_() for name in "qkv"]
+
+
+def test_autocast_reaches_into_nothing() -> None:
+    pack = random_pack(PackShape(((40, 40), (70, 70)), dtype=torch.float16))
+    leaves, cu = leaves_of(pack), pack.lengths["cu_seqlens_q"]
+    wanted = dash.attention_varlen(*leaves, cu)
+    wanted_grads = torch.autograd.grad(wanted, leaves, pack.tensors["dout"])
+    with torch.autocast("cpu", torch.bfloat16):
+        out = dash.attention_varlen(*leaves, cu)
+        assert dash.attention_varlen(*(t.float() for t in leaves), cu).dtype == torch.bfloat16
+    assert same_bits(out, wanted)
+    assert all_same(torch.autograd.grad(out, leaves, pack.tensors["dout"]), wanted_grads)
+
+
+def test_the_default_dtype_changes_no_bit() -> None:
+    pack = random_pack(SHAPE)
+    before = pack.gradients()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert all_same(pack.gradients(), before)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_func_grad_has_the_bits_of_autograd() -> None:
+    pack = random_pack(PackShape(((40, 40), (70, 70)), 4, 2))
+    leaves, cu = leaves_of(pack), pack.lengths["cu_seqlens_q"]
+
+    def loss(q, k, v):
+        return dash.attention_varlen(q, k, v, cu, causal=True).float().square().sum()
+
+    wanted = torch.autograd.grad(loss(*leaves), leaves)
+    got = torch.func.grad(loss, argnums=(0, 1, 2))(*(t.detach() for t in leaves))
+    assert all_same(got, wanted)
+
+
+def test_vmap_has_the_bits_of_a_loop() -> None:
+    """Two packs of the same totals with other lengths, and gradients of each."""
+    packs = [random_pack(PackShape(((n, n), (110 - n, 110 - n)), 4, 2), n) for n in (40, 70)]
+    cu = torch.stack([p.lengths["cu_seqlens_q"] for p in packs])
+
+    def loss(q, k, v, cu):
+        return dash.attention_varlen(q, k, v, cu, causal=True).float().square().sum()
+
+    q, k, v = (torch.stack([p.tensors[name] for p in packs]) for name in "qkv")
+    out = torch.vmap(lambda *t: dash.attention_varlen(*t, causal=True))(q, k, v, cu)
+    grads = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(q, k, v, cu)
+    for index, pack in enumerate(packs):
+        leaves = leaves_of(pack)
+        assert same_bits(out[index], dash.attention_varlen(*leaves, cu[index], causal=True))
+        wanted = torch.autograd.grad(loss(*leaves, cu[index]), leaves)
+        assert all_same([g[index] for g in grads], wanted)
+
+
+def test_forward_mode_derivatives_are_a_clear_error() -> None:
+    pack = random_pack(PackShape(((40, 40),)))
+    q, k, v = (pack.tensors[name] for name in "qkv")
+    cu = pack.lengths["cu_seqlens_q"]
+    with pytest.raises(NotImplementedError, match=r"attention_varlen.*forward-mode"):
+        torch.func.jvp(lambda q: dash.attention_varlen(q, k, v, cu), (q,), (q,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, q)
+        with pytest.raises(NotImplementedError, match=r"attention_varlen.*forward-mode"):
+            dash.attention_varlen(dual, k, v, cu)
+        with pytest.raises(NotImplementedError, match=r"attention_varlen_bwd.*forward-mode"):
+            BWD(dual, q, k, v, q, torch.zeros(2, 40), cu, cu)
+
+
+@pytest.mark.parametrize("gaps", [(0, 0), (3, 5)])
+def test_flops_are_counted_sequence_by_sequence(gaps) -> None:
+    lengths = ((40, 40), (0, 7), (70, 90))
+    pack = random_pack(PackShape(lengths, 4, 2, gaps=gaps))
+    q, k, v = leaves_of(pack)
+    with FlopCounterMode(display=False) as counter:
+        out = dash.attention_varlen(q, k, v, **pack.lengths)
+        out.backward(pack.tensors["dout"].nan_to_num())
+    assert counter.get_total_flops() == 7 * 2 * 4 * 64 * (40 * 40 + 70 * 90)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+import time
 
 import pytest
 import torch
@@ -96,18 +98,49 @@ SIZES = (
     st.sampled_from(((16, 16), (32, 8), (8, 1), (7, 1), (64, 8))),
     st.sampled_from((64, 128)),
     st.booleans(),
+    st.tuples(*(st.none() | st.sampled_from((0, 1, 100, 1023, 4096)) for _ in range(2))),
 )
 def test_the_kernels_choose_each_sequences_order_as_the_dense_call(
-    lengths, square, all_heads, head_dim, causal
+    lengths, square, all_heads, head_dim, causal, sizes
 ) -> None:
     """``_C.varlen_order`` runs the code that preprocess runs on the device."""
     heads, kv_heads = all_heads
     lengths = [(q, q) if square else (q, k) for q, k in lengths]
     totals = [sum(side) for side in zip(*lengths, strict=True)]
     shapes = (1, totals[0], heads, head_dim), (1, totals[1], kv_heads, head_dim)
-    order = _C.varlen_order(make_problem(*shapes, causal), lengths)
+    windows = dict(zip(("window_left", "window_right"), sizes, strict=True))
+    order = _C.varlen_order(make_problem(*shapes, causal, **windows), lengths)
     assert sorted(index for index, *_ in order) == list(range(len(lengths)))
     for index, _, strategy, group_split in order:
         one = (1, lengths[index][0], heads, head_dim), (1, lengths[index][1], kv_heads, head_dim)
-        plan = dash.plan(*one, BF16, causal=causal, device="cpu")
+        plan = dash.plan(*one, BF16, causal=causal, device="cpu", **windows)
         assert (strategy, group_split) == (plan.strategy, plan.group_split)
+
+
+def test_a_window_is_normalised_in_each_length() -> None:
+    """CASES 32: lengths 100 and 5,000 with window_left 1,024."""
+    options = {"causal": True, "seqlens_q": [100, 5000, 100]}
+    shapes = (5200, 2, 64), (5200, 2, 64)
+    windowed = dash.plan_varlen(*shapes, BF16, window_left=1024, **options)
+    plain = dash.plan_varlen(*shapes, BF16, **options)
+    short, long = windowed.sequences
+    assert short.plan.fingerprint == plain.sequences[0].plan.fingerprint
+    assert long.plan.fingerprint != plain.sequences[1].plan.fingerprint
+    assert "window 1024 to the left" in str(windowed)
+
+
+def test_a_plan_travels() -> None:
+    found = dash.plan_varlen(*SHAPES, BF16, causal=True, seqlens_q=[100, 0, 2000], window_left=9)
+    again = pickle.loads(pickle.dumps(found))
+    assert again == found
+    assert hash(again) == hash(found)
+    assert str(again) == str(found)
+
+
+def test_a_plan_of_65536_lengths_is_quick() -> None:
+    seqlens = [n % 300 for n in range(2**16)]
+    shapes = (sum(seqlens), 8, 64), (sum(seqlens), 2, 64)
+    start = time.perf_counter()
+    found = dash.plan_varlen(*shapes, BF16, causal=True, seqlens_q=seqlens)
+    assert len(str(found).splitlines()) < 320
+    assert time.perf_counter() - start < 10

@@ -8,7 +8,7 @@ The bits of a sequence's gradients are those of the dense call on that sequence 
 packing, order, neighbour and bound. docs/packed.md has the contract.
 """
 
-from dash.varlen import ops
+from dash.varlen import flops, ops  # noqa: F401
 from dash.varlen.interface import attention_varlen
 from dash.varlen.plan import VarlenPlan, plan_varlen
 
