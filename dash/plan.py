@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +20,9 @@ from dash.extension import extension
 from dash.fingerprint import fingerprint
 from dash.problem import Problem
 from dash.support import UnsupportedError, problem_reasons, strategy_reason
+
+if TYPE_CHECKING:
+    from dash.varlen.plan import VarlenPlan
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,9 @@ def plan(
     window_left: int | None = None,
     window_right: int | None = None,
     device: torch.device | str | int | None = None,
-) -> Plan:
+    seqlens_q: Sequence[int] | None = None,
+    seqlens_k: Sequence[int] | None = None,
+) -> Plan | VarlenPlan:
     """Says what the backward pass of a problem will do, without running anything.
 
     Args:
@@ -168,10 +174,28 @@ def plan(
         device: defaults to the current CUDA device where that is a Hopper GPU and this process has
             initialised CUDA, else to the model of an H200, which is also what the CPU
             implementation plans for. Without a device given nothing initialises CUDA.
+        seqlens_q, seqlens_k: lengths of packed sequences. The shapes are then ``(total, heads,
+            head_dim)``, and the plan is that of ``dash.plan_varlen``.
 
     Raises:
         UnsupportedError: the problem or the strategy is not supported; says why.
     """
+    if seqlens_q is not None:
+        from dash.varlen.plan import plan_varlen  # which builds on this module
+
+        return plan_varlen(
+            q_shape,
+            kv_shape,
+            dtype,
+            seqlens_q=seqlens_q,
+            seqlens_k=seqlens_k,
+            causal=causal,
+            window_left=window_left,
+            window_right=window_right,
+            strategy=strategy,
+            group_split=group_split,
+            device=device,
+        )
     where = planned_device() if device is None else _as_device(device)
     problem = Problem(
         tuple(q_shape),

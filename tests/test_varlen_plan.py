@@ -117,6 +117,11 @@ def test_the_kernels_choose_each_sequences_order_as_the_dense_call(
         assert (strategy, group_split) == (plan.strategy, plan.group_split)
 
 
+def test_plan_takes_lengths_too() -> None:
+    options = {"causal": True, "seqlens_q": [100, 900], "seqlens_k": [90, 0], "window_left": 50}
+    assert dash.plan(*SHAPES, BF16, **options) == dash.plan_varlen(*SHAPES, BF16, **options)
+
+
 def test_a_window_is_normalised_in_each_length() -> None:
     """CASES 32: lengths 100 and 5,000 with window_left 1,024."""
     options = {"causal": True, "seqlens_q": [100, 5000, 100]}
