@@ -121,6 +121,31 @@ def test_packed_documents_equal_each_alone_bit_for_bit(name, form, use_cache) ->
         first += length
 
 
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_rows_of_a_batch_may_each_hold_documents(use_cache) -> None:
+    model = tiny_model("llama", "dash").eval()
+    positions = torch.stack([torch.arange(20), torch.cat([torch.arange(9), torch.arange(11)])])
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        both = model(input_ids=ids, position_ids=positions, use_cache=use_cache).logits
+        for row, document in ((0, slice(0, 20)), (1, slice(0, 9)), (1, slice(9, 20))):
+            alone = model(input_ids=ids[row : row + 1, document], use_cache=use_cache).logits
+            assert torch.equal(both[row, document], alone[0])
+
+
+def test_torch_compile_gives_the_same_gradients() -> None:
+    """With one break of the graph, where the mask is made; packed and padded, too."""
+    padded = {"input_ids": tokens(3, 22), "attention_mask": padding("left").long()}
+    packed = {"input_ids": tokens(1, sum(LENGTHS)), **packed_inputs("position_ids")}
+    for inputs in (padded, packed):
+        ones = torch.ones(*inputs["input_ids"].shape, 1)
+        plain = gradients_of(tiny_model("llama", "dash"), ones, **inputs)
+        model = tiny_model("llama", "dash")
+        model.forward = torch.compile(model.forward, backend="aot_eager", dynamic=False)
+        compiled = gradients_of(model, ones, **inputs)
+        assert all(torch.equal(compiled[name], grad) for name, grad in plain.items())
+
+
 def test_modernbert_takes_packed_documents() -> None:
     model = tiny_model("modernbert", "dash").eval()
     embeds = torch.randn(1, sum(LENGTHS), 64, generator=torch.Generator().manual_seed(1)).bfloat16()

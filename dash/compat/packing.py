@@ -75,16 +75,17 @@ def unpadding(attention_mask: torch.Tensor, seqlen_q: int, seqlen_k: int) -> Pac
 def packing_of_positions(
     position_ids: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor
 ) -> Packing | None:
-    """The packing of one row whose position ids restart; None where they cannot say.
+    """The packing of rows whose position ids restart; None where each row is one document.
 
-    ``query`` and ``key`` are ``(batch, seqlen, heads, head_dim)``. The ids are read once for all
-    layers of a forward pass, which get the same tensor.
+    ``query`` and ``key`` are ``(batch, seqlen, heads, head_dim)``. With more keys than queries
+    (a cache) position ids cannot say which keys belong together, and count as one document. They
+    are read once for all layers of a forward pass, which get the same tensor.
     """
-    if position_ids is None or position_ids.dim() != 2 or position_ids.shape[0] != 1:
+    if position_ids is None or position_ids.dim() != 2:
         return None
-    if query.shape[0] != 1 or not position_ids.shape[1] == query.shape[1] == key.shape[1] > 1:
+    if not position_ids.shape[1] == query.shape[1] == key.shape[1] > 1:
         return None
-    bounds = _LAST_POSITIONS.bounds(position_ids)
+    bounds = _LAST_POSITIONS.bounds(position_ids, query.shape[0])
     return None if bounds is None else Packing(bounds, bounds)
 
 
@@ -105,19 +106,29 @@ class _LastPositions:
     """The bounds of the position ids that were asked for last."""
 
     def __init__(self) -> None:
-        self._ids: weakref.ref | None = None
-        self._version = -1
-        self._bounds: torch.Tensor | None = None
+        # (ids, version, batch, bounds): one value, so that threads never see parts of two.
+        self._last: tuple[weakref.ref, int, int, torch.Tensor | None] | None = None
 
-    def bounds(self, position_ids: torch.Tensor) -> torch.Tensor | None:
-        """int32 ``cu_seqlens``, or None for one document."""
-        known = self._ids is not None and self._ids() is position_ids
-        if not known or self._version != position_ids._version:
-            jumps = torch.diff(position_ids, dim=-1, prepend=position_ids[:, :1] - 1) != 1
-            bounds = document_starts(jumps.cumsum(-1))
-            self._bounds = bounds if len(bounds) > 2 else None
-            self._ids, self._version = weakref.ref(position_ids), position_ids._version
-        return self._bounds
+    @torch.compiler.disable
+    def bounds(self, position_ids: torch.Tensor, batch: int) -> torch.Tensor | None:
+        """int32 ``cu_seqlens`` of ``batch`` rows, or None where each is one document."""
+        if position_ids.is_inference():  # has no version that would tell of a change in place
+            return _bounds(position_ids, batch)
+        last = self._last
+        if last is not None and last[0]() is position_ids:
+            _, *rest, bounds = last
+            if rest == [position_ids._version, batch]:
+                return bounds
+        bounds = _bounds(position_ids, batch)
+        self._last = weakref.ref(position_ids), position_ids._version, batch, bounds
+        return bounds
+
+
+def _bounds(position_ids: torch.Tensor, batch: int) -> torch.Tensor | None:
+    rows = position_ids.expand(batch, -1)
+    jumps = torch.diff(rows, dim=-1, prepend=rows[:, :1] - 1) != 1
+    bounds = document_starts(jumps.cumsum(-1))
+    return bounds if len(bounds) > batch + 1 else None
 
 
 _LAST_POSITIONS = _LastPositions()

@@ -102,6 +102,7 @@ def attention(
     return packing.attention(query, key, value, **rules), None
 
 
+@torch.compiler.disable  # it reads the device, and closures of transformers
 def mask(
     batch_size: int,
     q_length: int,
@@ -121,8 +122,8 @@ def mask(
 
     Returns:
         None where every token counts; the padding mask; or, for packed sequences, their int32
-        ``cu_seqlens``. Reads the device, as transformers' own mask functions do here, except under
-        ``torch.compile`` and in a graph capture.
+        ``cu_seqlens``. Reads the device, as transformers' own mask functions do here, except in a
+        graph capture. Breaks a graph of ``torch.compile`` once a forward pass.
     """
     documents = None
     for name, function in _parts(mask_function):
@@ -137,7 +138,7 @@ def mask(
         return None if documents is None else document_starts(documents)
     attention_mask = attention_mask[:, -kv_length:]
     whole = attention_mask.shape[1] == kv_length
-    return None if whole and not _may_not_wait() and attention_mask.all() else attention_mask
+    return None if whole and not _is_capturing() and attention_mask.all() else attention_mask
 
 
 def _packing(
@@ -187,7 +188,5 @@ def _captured(function: Callable, name: str) -> object:
     return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
 
 
-def _may_not_wait() -> bool:
-    if torch.compiler.is_compiling():
-        return True
+def _is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
