@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import NamedTuple
 
 import torch
@@ -66,10 +65,7 @@ def attention(
             forward does.
         NotImplementedError: when a second or a forward-mode derivative is taken.
     """
-    if not (isinstance(q, torch.Tensor) and isinstance(softmax_scale, float | int | None)):
-        softmax_scale = number_of(q, k, v, softmax_scale)
-    if torch.is_autocast_enabled(q.device.type):
-        q, k, v = autocast(q, k, v)
+    q, k, v, softmax_scale = as_used(q, k, v, softmax_scale)
     arguments = (q, k, v, softmax_scale, causal, strategy, group_split, window_left, window_right)
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         out, lse = torch.ops.dash.attention_fwd.default(*arguments, forward)
@@ -78,21 +74,24 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def number_of(q: object, k: object, v: object, softmax_scale: object) -> float:
-    """softmax_scale as a float. Raises ``UnsupportedError`` for what is no number or no tensor."""
-    found = [] if isinstance(q, torch.Tensor) else support.reasons(q, k, v)
-    found += support.scale_reasons(softmax_scale)
-    if found or not isinstance(softmax_scale, numbers.Real):
-        raise support.UnsupportedError(found)
-    return float(softmax_scale)
+def as_used(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float | None]:
+    """The inputs in the dtypes and the scale as the number that the operators take.
 
-
-def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return tuple(
-        t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype == torch.float32 else t
-        for t in tensors
-    )
+    Raises:
+        UnsupportedError: q, k or v is no tensor, or softmax_scale no number.
+    """
+    support.check_tensors(q=q, k=k, v=v)
+    if not (softmax_scale is None or isinstance(softmax_scale, float)):
+        found = list(support.scale_reasons(softmax_scale))
+        if found:
+            raise support.UnsupportedError(found)
+        softmax_scale = float(softmax_scale)
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = (t.to(dtype) if t.dtype == torch.float32 else t for t in (q, k, v))
+    return q, k, v, softmax_scale
 
 
 class Call(NamedTuple):
@@ -111,6 +110,7 @@ class Call(NamedTuple):
 
     def check(self) -> None:
         """Raises ``UnsupportedError`` with every reason why the backward could not run."""
+        support.check_tensors(q=self.q, k=self.k, v=self.v)
         names = Call._fields[3:9]
         support.check(*self[:3], **dict(zip(names, self[3:9], strict=True)))
 

@@ -29,7 +29,7 @@ def uninitialized(like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
     tensor = like.new_empty(0, dtype=dtype)
     storage = torch.UntypedStorage(math.prod(shape) * tensor.element_size(), device=like.device)
     strides = itertools.accumulate(reversed(shape[1:]), operator.mul, initial=1)
-    return tensor.set_(storage, 0, shape, tuple(strides)[::-1])
+    return tensor.set_(storage, 0, shape, tuple(strides)[::-1] if shape else ())
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:

@@ -77,6 +77,7 @@ class Call(NamedTuple):
 
     def check(self) -> None:
         """Raises ``UnsupportedError`` with every reason why the call cannot run."""
+        support.check_tensors(**dict(zip(self._fields[:6], self[:6], strict=True)))
         tensors = {"dout": self.dout, "out": self.out, "softmax_lse": self.softmax_lse}
         order = dict(zip(self._fields[7:], self[7:], strict=True))
         support.check(self.q, self.k, self.v, **tensors, softmax_scale=self.softmax_scale, **order)

@@ -72,10 +72,8 @@ def reasons(
     tensors = {"q": q, "k": k, "v": v}
     tensors |= {name: t for name, t in (("dout", dout), ("out", out)) if t is not None}
     with_lse = tensors if softmax_lse is None else tensors | {"softmax_lse": softmax_lse}
-    for name, t in with_lse.items():
-        if not isinstance(t, torch.Tensor):
-            return [f"{name} is {t!r:.40}, a {type(t).__name__}; required: a torch.Tensor"]
-
+    if no_tensors := _no_tensors(with_lse):
+        return no_tensors
     found = [*_device_reasons(with_lse), *_dtype_reasons(tensors), *_layout_reasons(tensors)]
     if any(t.dim() != 4 for t in tensors.values()):
         return found
@@ -101,11 +99,27 @@ Key = tuple[object, ...]
 
 def key_of(tensors: tuple[torch.Tensor, ...], rest: tuple[object, ...]) -> Key:
     """All that the checks look at but softmax_scale: calls with equal keys fare alike."""
-    return (*((t.shape, t.dtype, t.device) for t in tensors), *rest)
+    none = None, None, None  # PyTorch takes None for a tensor: the checks say so
+    return (*(none if t is None else (t.shape, t.dtype, t.device) for t in tensors), *rest)
 
 
 def scale_is_usable(softmax_scale: float | None) -> bool:
     return softmax_scale is None or -MAX_SCALE <= softmax_scale <= MAX_SCALE  # False for NaN
+
+
+def check_tensors(**tensors: object) -> None:
+    """Raises ``UnsupportedError`` for what is no tensor: PyTorch takes None for one."""
+    for value in tensors.values():
+        if not isinstance(value, torch.Tensor):
+            raise UnsupportedError(_no_tensors(tensors))
+
+
+def _no_tensors(tensors: Mapping[str, object]) -> list[str]:
+    return [
+        f"{name} is {repr(value)[:40]}, a {type(value).__name__}; required: a torch.Tensor"
+        for name, value in tensors.items()
+        if not isinstance(value, torch.Tensor)
+    ]
 
 
 def problem_reasons(problem: Problem) -> list[str]:
@@ -140,12 +154,12 @@ def scale_reasons(softmax_scale: float | None) -> Iterator[str]:
             f"softmax_scale is a {type(softmax_scale).__name__}; required: a number, which takes "
             "no gradient, or None"
         )
-    elif not math.isfinite(softmax_scale):
+    elif softmax_scale in (math.inf, -math.inf) or softmax_scale != softmax_scale:
         yield f"softmax_scale is {softmax_scale}; required: a finite number or None"
     elif abs(softmax_scale) > MAX_SCALE:
         yield (
-            f"softmax_scale is {softmax_scale}; required: at most {MAX_SCALE:.3g} in magnitude, "
-            "because the kernels hold it times log2 e in float32"
+            f"softmax_scale is {str(softmax_scale)[:40]}; required: at most {MAX_SCALE:.3g} in "
+            "magnitude, because the kernels hold it times log2 e in float32"
         )
 
 

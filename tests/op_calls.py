@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+import dash
 from dash.forward import plain_forward
 
 BFLOAT16 = torch.bfloat16
@@ -34,6 +35,18 @@ def call(
 
 def backward(tensors: dict[str, torch.Tensor], *rest: object, **more: object):
     return torch.ops.dash.attention_bwd(*tensors.values(), *rest, **more)
+
+
+def qkv(**sizes: object) -> list[torch.Tensor]:
+    """q, k and v of ``call``."""
+    return [call(**sizes)[name] for name in "qkv"]
+
+
+def attention_and_gradients(tensors: list[torch.Tensor], **more: object) -> list[torch.Tensor]:
+    """out, dq, dk, dv of ``dash.attention``, for a sum as the loss."""
+    q, k, v = (t.detach().requires_grad_() for t in tensors)
+    out = dash.attention(q, k, v, **more)
+    return [out.detach(), *torch.autograd.grad(out.sum(), (q, k, v))]
 
 
 def assert_same_bits(got: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> None:

@@ -103,11 +103,14 @@ int64_t end_of_circle(std::string const& name, Problem const& problem, int64_t i
                         [&](auto const& s) { return s.end_of_circle(index, s.chain(index, 0)); });
 }
 
+void check_ticket(int64_t index, Ticket tickets) {
+  if (index >= 0 && index < tickets) return;
+  throw wrong("ticket", std::to_string(index), "in 0 … " + std::to_string(tickets - 1));
+}
+
 std::vector<ChainOut> ticket(std::string const& name, Problem const& problem, int64_t index) {
   return visit_schedule(strategy_for(name, problem), problem, [&](auto const& s) {
-    if (index < 0 || index >= s.num_tickets()) {
-      throw wrong("ticket", std::to_string(index), "in 0 … " + std::to_string(s.num_tickets() - 1));
-    }
+    check_ticket(index, s.num_tickets());
     std::vector<ChainOut> chains;
     for (int leg = 0; leg < s.num_legs(index); ++leg) {
       Chain const chain = s.chain(index, leg);
@@ -120,6 +123,20 @@ std::vector<ChainOut> ticket(std::string const& name, Problem const& problem, in
       chains.emplace_back(chain.batch, chain.kv_slice, chain.kv_tile, std::move(visits));
     }
     return chains;
+  });
+}
+
+// (batch, kv_slice, kv_tile) of the ticket's chains, which are few where their visits are millions.
+std::vector<std::tuple<int, int, int>> chains(std::string const& name, Problem const& problem,
+                                              int64_t index) {
+  return visit_schedule(strategy_for(name, problem), problem, [&](auto const& s) {
+    check_ticket(index, s.num_tickets());
+    std::vector<std::tuple<int, int, int>> found;
+    for (int leg = 0; leg < s.num_legs(index); ++leg) {
+      Chain const chain = s.chain(index, leg);
+      found.emplace_back(chain.batch, chain.kv_slice, chain.kv_tile);
+    }
+    return found;
   });
 }
 
@@ -217,6 +234,8 @@ void bind_schedules(py::module_& m) {
         "CTAs of the main kernel's grid where this many are resident.");
   m.def("end_of_circle", &end_of_circle, py::arg("strategy"), py::arg("problem"), py::arg("ticket"),
         "The first ticket behind the circle of a ticket: those that wait for each other.");
+  m.def("chains", &chains, py::arg("strategy"), py::arg("problem"), py::arg("ticket"),
+        "(batch, kv_slice, kv_tile) of the ticket's chains.");
   m.def("ticket", &ticket, py::arg("strategy"), py::arg("problem"), py::arg("ticket"),
         "The ticket's chains as played: (batch, kv_slice, kv_tile, [(q_tile, turn), …]).");
 }

@@ -87,4 +87,6 @@ def _autograd(
     hidden = hidden.triu(seqlen_k - seqlen_q + 1) if causal else ~hidden
     scores = (q * q.shape[2] ** -0.5) @ k.mT
     p = scores.masked_fill(hidden, torch.finfo(q.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
-    return torch.autograd.grad(p @ v, (q, k, v), dout)
+    # As a sum, so that the first backward kernel is no matrix product: cuBLAS warns where it is the
+    # first in a thread, which has no context yet. The gradients are the same, dout times 1.
+    return torch.autograd.grad(((p @ v) * dout).sum(), (q, k, v))

@@ -53,7 +53,7 @@ def schedule(
 
     A table compares them; a Gantt chart (needs matplotlib) or a trace (ui.perfetto.dev) shows one.
     """
-    problem = square(kv_tiles, q, heads=heads, kv_heads=kv_heads, causal=mask is Mask.CAUSAL)
+    problem = _problem(kv_tiles, q, heads, kv_heads, mask is Mask.CAUSAL)
     machine = H200_KERNEL.with_(sms=sms, compute=step_cycles, writers=writers)
     if writers == 0:
         machine = Machine.paper(sms, step_cycles, step_cycles / 4)
@@ -67,6 +67,13 @@ def schedule(
         raise typer.BadParameter(f"{strategy} deadlocks on {sms} SMs: {run.blocked[0]}")
     path = _write(run, output_format, out)
     typer.echo(f"{path}: {strategy}, {run.over_ideal:.3f} times the ideal time")
+
+
+def _problem(kv_tiles: int, q: int, heads: int, kv_heads: int | None, causal: bool) -> object:
+    try:
+        return square(kv_tiles, q, heads=heads, kv_heads=kv_heads, causal=causal)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _play(strategy: str, problem: object) -> Play:

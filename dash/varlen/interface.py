@@ -13,7 +13,7 @@ from dash.derivatives import (
     define_derivative,
     raise_no_derivative,
 )
-from dash.interface import autocast, number_of
+from dash.interface import as_used
 from dash.varlen import checks
 from dash.varlen.forward import Pack, run_forward
 from dash.varlen.ops import attention_varlen_bwd
@@ -86,10 +86,7 @@ def attention_varlen(
             ``cu_seqlens`` holds is checked on the CPU alone.
         NotImplementedError: when a second or a forward-mode derivative is taken.
     """
-    if not (isinstance(q, torch.Tensor) and isinstance(softmax_scale, float | int | None)):
-        softmax_scale = number_of(q, k, v, softmax_scale)
-    if torch.is_autocast_enabled(q.device.type):
-        q, k, v = autocast(q, k, v)
+    q, k, v, softmax_scale = as_used(q, k, v, softmax_scale)
     bounds = (None if isinstance(m, torch.Tensor) else m for m in (max_seqlen_q, max_seqlen_k))
     arguments = (
         q, k, v, cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, *bounds,
