@@ -11,5 +11,5 @@ release="$(sed -n 's/^dependencies = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.to
 "$folder/bin/pip" install --quiet "torch==$release" numpy pytest hypothesis pybind11 cmake ninja \
   typer rich
 DASH_KERNELS=OFF "$folder/bin/python" cmake/build.py
-"$folder/bin/python" -m pytest -q tests/test_api.py tests/test_attention.py tests/test_derivatives.py \
-  tests/test_forwards.py tests/test_outside_cases.py tests/test_limits.py tests/test_plan.py
+"$folder/bin/python" -m pytest -q tests/test_{api,attention,derivatives,forwards}.py \
+  tests/test_{outside_cases,limits,plan,varlen_api}.py
