@@ -53,13 +53,7 @@ class PackedCall(NamedTuple):
     @property
     def signature(self) -> tuple:
         """All that the host may decide by: shapes, dtypes, devices and values, no contents."""
-        tensors = (
-            *self[:8],
-            *(t for t in (self.seqused_q, self.seqused_k) if t is not None),
-        )
-        return (
-            *((t.shape, t.dtype, t.device) for t in tensors),
-            *self[10:14],
-            self.seqused_q is None,
-            *self[16:],
-        )
+        signature = [*self[10:14], *self[16:]]
+        for t in (*self[:8], self.seqused_q, self.seqused_k):
+            signature += (None,) if t is None else (t.shape, t.dtype, t.device)
+        return tuple(signature)

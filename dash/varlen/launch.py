@@ -21,6 +21,9 @@ _TMA_ALIGNMENT_BYTES = 16
 _TMA_STRIDE_ELEMENTS = 8  # 16 bytes of a 16-bit type
 _REMEMBERED_CALLS = 1024
 
+_VIEWS = ("dout", "q", "k", "v", "out", "dq", "dk", "dv")
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -50,37 +53,28 @@ def launch(call: PackedCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     q, k, v = call.q, call.k, call.v
     if known.workspace_bytes == 0:
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
-    dq, dk, dv = (uninitialized_like(t) for t in (q, k, v))
     # Copies live to the end of the function, so that the launch reads memory that is theirs; later
     # allocations on this stream come after it.
-    dout, q, k, v, out = (tma_ready(t) for t in (call.dout, q, k, v, call.out))
-    lengths = call.cu_seqlens_q, call.cu_seqlens_k, call.seqused_q, call.seqused_k
-    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k = (
-        None if t is None else contiguous(t) for t in lengths
-    )
+    inputs = [tma_ready(t) for t in (call.dout, q, k, v, call.out)]
+    lengths = [
+        None if t is None else contiguous(t)
+        for t in (call.cu_seqlens_q, call.cu_seqlens_k, call.seqused_q, call.seqused_k)
+    ]
+    grads = dq, dk, dv = uninitialized_like(q), uninitialized_like(k), uninitialized_like(v)
     # A bare storage: torch.use_deterministic_algorithms fills torch.empty with NaN, which would
     # cost a write of every fp32 dQ sum.
     workspace = torch.UntypedStorage(known.workspace_bytes, device=q.device)
+    index = q.device.index
     try:
         extension().backward_varlen(
             **known.arguments,
-            q=_view(q),
-            k=_view(k),
-            v=_view(v),
-            out=_view(out),
-            dout=_view(dout),
+            **dict(zip(_VIEWS, [_view(t) for t in (*inputs, *grads)], strict=True)),
+            **dict(zip(_LENGTHS, [0 if t is None else t.data_ptr() for t in lengths], strict=True)),
             lse=(call.softmax_lse.data_ptr(), *call.softmax_lse.stride()),
-            dq=_view(dq),
-            dk=_view(dk),
-            dv=_view(dv),
-            cu_seqlens_q=cu_seqlens_q.data_ptr(),
-            cu_seqlens_k=cu_seqlens_k.data_ptr(),
-            seqused_q=0 if seqused_q is None else seqused_q.data_ptr(),
-            seqused_k=0 if seqused_k is None else seqused_k.data_ptr(),
             workspace=workspace.data_ptr(),
             workspace_bytes=known.workspace_bytes,
-            device=q.device.index,
-            stream=torch._C._cuda_getCurrentRawStream(q.device.index),
+            device=index,
+            stream=torch._C._cuda_getCurrentRawStream(index),
         )
     except ValueError as error:  # what only the stream's context can say: too few SMs, for one
         raise UnsupportedError([str(error).removeprefix("dash: ")]) from error
@@ -139,15 +133,16 @@ def tma_ready(t: torch.Tensor) -> torch.Tensor:
     As ``dash.ops.tma_ready``: no gaps in the last dimension, a 16-byte aligned base, strides that
     are positive multiples of 16 bytes.
     """
-    total, heads, head_dim = t.stride()
-    if (
-        head_dim == 1
-        and (t.shape[0] == 1 or (total > 0 and total % _TMA_STRIDE_ELEMENTS == 0))
-        and (t.shape[1] == 1 or (heads > 0 and heads % _TMA_STRIDE_ELEMENTS == 0))
-        and t.data_ptr() % _TMA_ALIGNMENT_BYTES == 0
-    ):
-        return t
-    return contiguous_copy(t)
+    row, head, last = t.stride()
+    strides_fit = last == 1 and (
+        (row > 0 and head > 0 and (row | head) % _TMA_STRIDE_ELEMENTS == 0)
+        or all(
+            size == 1 or (stride > 0 and stride % _TMA_STRIDE_ELEMENTS == 0)
+            for size, stride in zip(t.shape, (row, head), strict=False)
+        )
+    )
+    fits = strides_fit and t.data_ptr() % _TMA_ALIGNMENT_BYTES == 0
+    return t if fits else contiguous_copy(t)
 
 
 def _view(t: torch.Tensor) -> tuple[int, int, int]:
