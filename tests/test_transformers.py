@@ -39,13 +39,27 @@ def padding(side: str) -> torch.Tensor:
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_eagers_within_rounding(name, pad) -> None:
     """Every parameter's, with at most three times the error that eager has in bfloat16."""
-    inputs = {"input_ids": tokens(3, max(LENGTHS))}
+    compare_with_eager(name, pad, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_eagers_within_rounding_on_the_gpu(name) -> None:
+    compare_with_eager(name, "left", "cuda")
+
+
+def compare_with_eager(name: str, pad: str, device: str) -> None:
+    inputs = {"input_ids": tokens(3, max(LENGTHS)).to(device)}
     if pad != "none":
-        inputs["attention_mask"] = padding(pad).long()
-    counted = inputs.get("attention_mask", torch.ones(3, max(LENGTHS)))[..., None].float()
-    exact = gradients_of(tiny_model(name, "eager", torch.float32), counted, **inputs)
-    eager = gradients_of(tiny_model(name, "eager"), counted, **inputs)
-    ours = gradients_of(tiny_model(name, "dash"), counted, **inputs)
+        inputs["attention_mask"] = padding(pad).long().to(device)
+    counted = inputs.get("attention_mask", torch.ones(3, max(LENGTHS), device=device))
+    counted = counted[..., None].float()
+    exact, eager, ours = (
+        gradients_of(tiny_model(name, attention, dtype).to(device), counted, **inputs)
+        for attention, dtype in (
+            ("eager", torch.float32), ("eager", torch.bfloat16), ("dash", torch.bfloat16),
+        )
+    )  # fmt: skip
     assert ours.keys() == exact.keys()
     for parameter, wanted in exact.items():
         allowed = 3 * (eager[parameter].float() - wanted).norm() + 0.01 * wanted.norm() + 1e-6

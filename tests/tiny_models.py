@@ -85,7 +85,7 @@ def gradients_of(
     )
     generator = torch.Generator().manual_seed(7)
     direction = torch.randn(logits.shape[-1], generator=generator)
-    (logits.float() * direction * weights).sum().backward()
+    (logits.float() * direction.to(logits.device) * weights).sum().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 

@@ -16,6 +16,8 @@ raise ``dash.UnsupportedError`` in the backward.
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from dash.compat.arguments import refuse, window
@@ -51,7 +53,9 @@ class Overrides:
             ("_scaled_dot_product_flash_attention_backward", _sdpa_flash_backward),
             ("_scaled_dot_product_cudnn_attention_backward", _sdpa_cudnn_backward),
         ):
-            self._library.impl(name, function, dispatch_key)
+            with warnings.catch_warnings():  # torch tells of an override, which this is
+                warnings.simplefilter("ignore", UserWarning)
+                self._library.impl(name, function, dispatch_key)
 
     def remove(self) -> None:
         """Gives torch its kernels back; a second call does nothing."""
