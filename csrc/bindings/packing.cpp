@@ -91,7 +91,7 @@ int packed_resident_ctas_needed(py::kwargs const& kwargs) {
   take_shape(keywords, args);
   int const resident = positive("resident_ctas", keywords.take<int>("resident_ctas"));
   keywords.expect_empty();
-  return largest_circle(args.problem, args.choose_strategy, args.strategy, resident);
+  return largest_circle_of_pack(args.problem, args.choose_strategy, args.strategy, resident);
 }
 
 void call_backward_varlen(py::kwargs const& kwargs) {

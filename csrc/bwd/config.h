@@ -22,7 +22,7 @@ struct KernelConfig {
   static constexpr int kTileQ = kHeadDim == 64 ? 128 : 64;
   static constexpr int kTileKv = 128;
 
-  static constexpr int kPlannedSteps = 4;  // descriptors the planner may be ahead of the loads
+  static constexpr int kPlannedSteps = 8;  // steps that the scheduler may be ahead of the loads
   static constexpr int kStages = 2;        // of Q and of dO
   static constexpr int kKSlots = 2;        // the next chain's K is there when this one ends
   static constexpr int kDsStages = 2;      // mma.cuh says why two need no barrier of their own
@@ -61,6 +61,14 @@ struct KernelConfig {
                 "registers of all warpgroups fit what the CTA is launched with");
 };
 
+// The same problem with tiles that the compiler knows: dividing by them is a shift.
+template <typename Config>
+constexpr Problem with_tiles(Problem p) {
+  p.tile_q = Config::kTileQ;
+  p.tile_kv = Config::kTileKv;
+  return p;
+}
+
 constexpr int tile_q_of(int head_dim) {
   return bucket_of(head_dim) == 64 ? KernelConfig<64>::kTileQ : KernelConfig<128>::kTileQ;
 }
@@ -73,12 +81,21 @@ struct WorkspaceSizes {
   int64_t dq_tiles = 0;     // in all heads
   int64_t parts_tiles = 0;  // KV tiles of all slices, where groups may be split
   int sequences = 0;        // of a packed call
+  int squads = 0;           // of a dense call: at most
 };
+
+// Circles that a squad's first member may be ahead of its others (dealer.cuh).
+inline constexpr int kCirclesAhead = 16;
+
+// Of two CTAs or more each, of more CTAs than any Hopper part holds.
+inline constexpr int kMostSquads = 128;
 
 inline WorkspaceSizes workspace_sizes(BackwardArgs const& args) {
   Problem const& p = args.problem;
   if (args.packed.batch == 0)
-    return {.dq_tiles = p.q_tiles_total(), .parts_tiles = p.group_split > 1 ? p.chains() : 0};
+    return {.dq_tiles = p.q_tiles_total(),
+            .parts_tiles = p.group_split > 1 ? p.chains() : 0,
+            .squads = kMostSquads};
   PackedSequences const& s = args.packed;
   int const slices = args.group_split > 0   ? args.group_split
                      : args.choose_strategy ? most_slices(p)
@@ -93,7 +110,9 @@ inline WorkspaceSizes workspace_sizes(BackwardArgs const& args) {
 struct WorkspaceLayout {
   static constexpr int64_t kAlignment = 1024;
 
-  int64_t next_ticket = 0;    // int32, then the turn counters: what the preprocess kernel resets
+  int64_t next = 0;           // int32: of the dealer, like the next two
+  int64_t arrivals = 0;       // int32
+  int64_t taken = 0;          // int32, kCirclesAhead for each squad
   int64_t dq_turns = 0;       // int32 for each q tile
   int64_t lse_log2 = 0;       // fp32 for each row of each q tile, padded to whole tiles
   int64_t minus_delta = 0;    // likewise
@@ -114,7 +133,9 @@ struct WorkspaceLayout {
       bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
       return at;
     };
-    next_ticket = take(ints);
+    next = take(ints);
+    arrivals = take(ints);
+    taken = take(sizes.squads * kCirclesAhead * ints);
     dq_turns = take(sizes.dq_tiles * ints);
     lse_log2 = take(rows * floats);
     minus_delta = take(rows * floats);

@@ -16,23 +16,23 @@ namespace dash {
 template <typename Element, typename Config>
 __device__ __forceinline__ void convert_tile(CallParams const& params, int dq_tile) {
   using Fragment = DqFragment<Config>;
-  auto [q_tile, head, batch] = tile_place(dq_tile, params.dq_tiles_of_head, params.problem.heads);
+  Problem const call = with_tiles<Config>(params.problem);
+  auto [q_tile, head, batch] = tile_place(dq_tile, params.dq_tiles_of_head, call.heads);
   int turns, first_row = 0, rows;
   if (params.is_packed()) {
     PackedSequences const& s = params.packed;
     PackedTile const at =
         packed_tile(s.cu_seqlens_q, s.seqused_q, s.batch, s.total_q, q_tile, Config::kTileQ);
     if (at.tile * Config::kTileQ >= at.rows.used) return;
-    Problem const p =
-        problem_of(params.problem, at.rows.used,
-                   used_of(s.cu_seqlens_k, s.seqused_k, at.sequence, s.batch, s.total_k));
+    Problem const p = problem_of(
+        call, at.rows.used, used_of(s.cu_seqlens_k, s.seqused_k, at.sequence, s.batch, s.total_k));
     q_tile = at.tile;
     turns = p.kv_tiles_of(q_tile);
     first_row = at.rows.start;
     rows = at.rows.used;
   } else {
-    turns = params.problem.kv_tiles_of(q_tile);
-    rows = params.problem.seqlen_q;
+    turns = call.kv_tiles_of(q_tile);
+    rows = call.seqlen_q;
   }
   if (turns == 0) return;  // preprocess wrote this tile's zeros; its sum was never stored
 

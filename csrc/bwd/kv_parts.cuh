@@ -19,8 +19,9 @@ struct KvTile {
   int first_row, rows;  // in the tensors
 };
 
+template <typename Config>
 __device__ __forceinline__ KvTile kv_tile_of_block(CallParams const& params, int block) {
-  Problem const& call = params.problem;
+  Problem const call = with_tiles<Config>(params.problem);
   auto const [number, head, batch] = tile_place(block, params.kv_tiles_of_head, call.kv_heads);
   KvTile at{.slices = call.group_split, .head = head, .batch = batch};
   int tile = number, used = call.seqlen_k, start = 0;
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(Config::kMmaThreads)
   // For the conversion of dQ, the kernel before, which ends after the main kernel.
   wait_for_previous_kernel();
   if (params.is_packed() && *params.table.malformed) return;
-  KvTile const at = kv_tile_of_block(params, blockIdx.x);
+  KvTile const at = kv_tile_of_block<Config>(params, blockIdx.x);
   if (at.slices == 1) return;
   sum_parts<Element, Config>(params.dv_parts, 1.f, params.dv, params, at);
   sum_parts<Element, Config>(params.dk_parts, params.softmax_scale, params.dk, params, at);

@@ -93,7 +93,9 @@ CallParams call_params(BackwardArgs const& args) {
                     .dk_parts = at<float>(args.workspace, layout.dk_parts),
                     .dv_parts = at<float>(args.workspace, layout.dv_parts),
                     .dq_turns = at<int>(args.workspace, layout.dq_turns),
-                    .next_ticket = at<int>(args.workspace, layout.next_ticket)};
+                    .dealer = {.next = at<int>(args.workspace, layout.next),
+                               .arrivals = at<int>(args.workspace, layout.arrivals),
+                               .taken = at<int>(args.workspace, layout.taken)}};
   if (params.is_packed()) {
     params.dq_tiles_of_head = numbered_tiles(args.packed.total_q, args.packed.batch, p.tile_q);
     params.kv_tiles_of_head = numbered_tiles(args.packed.total_k, args.packed.batch, p.tile_kv);
@@ -121,6 +123,7 @@ inline PreprocessParams preprocess_params(CallParams const& call, BackwardArgs c
   params.strategy = args.strategy;
   params.group_split = args.group_split;
   params.resident_ctas = resident_ctas;
+  params.squads = workspace_sizes(args).squads;
   if (call.is_packed()) {  // one tile more a tensor: the rows behind the last sequence
     params.q_blocks =
         p.heads * numbered_tiles(args.packed.total_q, args.packed.batch + 1, p.tile_q);
@@ -151,10 +154,12 @@ MainParams main_params(CallParams const& call, BackwardArgs const& args) {
   params.v = map(args.v, p.seqlen_k, p.kv_heads, Config::kTileKv);
   params.strategy = args.strategy;
   params.scale_log2 = args.softmax_scale * kLog2E;
-  params.num_tickets = 0;
   if (!call.is_packed())
-    params.num_tickets =
-        visit_schedule(args.strategy, p, [](auto const& s) { return s.num_tickets(); });
+    visit_schedule(args.strategy, p, [&](auto const& schedule) {
+      params.num_tickets = schedule.num_tickets();
+      params.num_circles = schedule.num_circles();
+      params.squad_size = schedule.largest_circle();
+    });
   return params;
 }
 
@@ -190,10 +195,15 @@ inline int main_grid(BackwardArgs const& args, int resident, int model) {
     return visit_schedule(args.strategy, args.problem, [&](auto const& schedule) {
       Refusal const refusal = schedule.why_not(args.problem, resident);
       if (refusal) throw std::invalid_argument("dash: " + describe(refusal, schedule.kName));
-      return schedule.num_ctas(resident);
+      int const grid = schedule.num_ctas(resident);
+      if (schedule.kCyclic && grid / schedule.largest_circle() >= kMostSquads)
+        throw std::invalid_argument("dash: " + std::to_string(grid) +
+                                    " CTAs are more than the dealer has squads for");
+      return grid;
     });
   }
-  int const wanted = largest_circle(args.problem, args.choose_strategy, args.strategy, model);
+  int const wanted =
+      largest_circle_of_pack(args.problem, args.choose_strategy, args.strategy, model);
   if (resident < wanted)
     throw std::invalid_argument("dash: a packed call needs " + std::to_string(wanted) +
                                 " CTAs resident together because chains may wait for each other, "
@@ -214,8 +224,11 @@ void launch_backward(BackwardArgs const& args) {
   MainParams const params = main_params<Element, Config>(call, args);
   auto const stream = static_cast<cudaStream_t>(args.stream);
 
-  int const blocks = before.q_blocks + before.kv_blocks + (call.is_packed() ? 1 : 0);
-  preprocess<Element, Config><<<blocks, kPreprocessThreads, 0, stream>>>(before);
+  int const blocks = before.q_blocks + before.kv_blocks;
+  if (call.is_packed())
+    preprocess_packed<Element, Config><<<blocks + 1, kPreprocessThreads, 0, stream>>>(before);
+  else
+    preprocess_dense<Element, Config><<<blocks, kPreprocessThreads, 0, stream>>>(before);
   DASH_CHECK_CUDA(cudaGetLastError());
 
   cudaLaunchConfig_t config{};

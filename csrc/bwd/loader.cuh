@@ -22,7 +22,8 @@ class Loader {
     for (int ends = 0; ends < Config::kDqWriters; plan_ring_.advance()) {
       int const slot = plan_ring_.stage();
       mbarrier_wait(smem_.plan_full[slot], plan_ring_.parity(), "plan_full");
-      PlannedStep const& planned = smem_.plan[slot];
+      PlannedStep const planned = smem_.plan[slot];
+      mbarrier_arrive(smem_.plan_empty[slot]);
       int const flags = planned.step.flags;
       if (flags & kEndOfWork) {
         pass_end();
@@ -35,7 +36,6 @@ class Loader {
         load_step(planned);
         if (first) load_v(planned);
       }
-      mbarrier_arrive(smem_.plan_empty[slot]);
     }
   }
 

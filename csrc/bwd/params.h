@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "../schedule/packing.h"
+#include "dealer.cuh"
 #include "launch.h"
 
 namespace dash {
@@ -37,7 +38,7 @@ struct CallParams {
   float* dk_parts;     // (chains, kTileKv · kHeadDim) in fragment order, of split groups
   float* dv_parts;     // likewise
   int* dq_turns;       // (dq tiles in all)
-  int* next_ticket;
+  DealerCounters dealer;
 
   __host__ __device__ bool is_packed() const { return packed.batch > 0; }
 };
@@ -47,6 +48,8 @@ struct MainParams : CallParams {
   CUtensorMap k, v;     // boxes of (64 columns, kTileKv rows), 128-byte swizzle
   Strategy strategy;    // of a dense call
   Ticket num_tickets;   // likewise
+  int num_circles;      // likewise
+  int squad_size;       // likewise: the largest circle
   float scale_log2;     // softmax_scale · log2 e: turns S into the exponent of 2
 };
 
@@ -54,6 +57,7 @@ struct PreprocessParams : CallParams {
   TensorView out, dout;
   LseView lse;
   int q_blocks, kv_blocks;  // CTAs for q tiles and, behind them, for KV tiles that may need zeros
+  int squads;               // of a dense call
   bool choose_strategy;     // of a packed call, for each sequence
   Strategy strategy;        // else
   int group_split;          // 0: choose

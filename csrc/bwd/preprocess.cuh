@@ -28,36 +28,33 @@ __device__ __forceinline__ float dot_16_bytes(uint4 const& a, uint4 const& b) {
   return sum;
 }
 
+__device__ __forceinline__ void reset(DealerCounters const& dealer, int squads) {
+  if (threadIdx.x == 0) *dealer.next = *dealer.arrivals = 0;
+  for (int i = threadIdx.x; i < squads * kCirclesAhead; i += kPreprocessThreads)
+    dealer.taken[i] = 0;
+}
+
 // A CTA's rows of Q, dO and dQ.
 struct QTile {
-  int head, batch;
-  int first_row;     // in the tensors
-  int rows;          // that exist, in use or not; all others are another sequence's
-  int used;          // that are part of the problem
-  int keyless_rows;  // from its first row
-  bool reached;      // some KV tile adds to its dQ
+  Problem problem;  // of its sequence
+  int q_tile, head, batch;
+  int first_row;  // in the tensors
+  int rows;       // that exist, in use or not; all others are another sequence's
+  int used;       // that are part of the problem
   int dq_tile;
 };
 
-__device__ __forceinline__ QTile q_tile_of(Problem const& p, int q_tile, int head, int batch,
-                                           int start, int end, int dq_tile) {
-  int const before = q_tile * p.tile_q, used = p.seqlen_q - before;
-  return {.head = head,
-          .batch = batch,
-          .first_row = start + before,
-          .rows = end - start - before,
-          .used = used,
-          .keyless_rows = p.keyless_rows() - before,
-          .reached = used > 0 && p.kv_tiles_of(q_tile) > 0,
-          .dq_tile = dq_tile};
+template <typename Config>
+__device__ __forceinline__ QTile dense_q_tile(PreprocessParams const& params, int block) {
+  Problem const call = with_tiles<Config>(params.problem);
+  auto const [q_tile, head, batch] = tile_place(block, call.q_tiles(), call.heads);
+  int const first_row = q_tile * call.tile_q, rows = call.seqlen_q - first_row;
+  return {call, q_tile, head, batch, first_row, rows, rows, block};
 }
 
-__device__ __forceinline__ QTile q_tile_of_block(PreprocessParams const& params, int block) {
-  Problem const& call = params.problem;
-  if (!params.is_packed()) {
-    auto const [q_tile, head, batch] = tile_place(block, call.q_tiles(), call.heads);
-    return q_tile_of(call, q_tile, head, batch, 0, call.seqlen_q, block);
-  }
+template <typename Config>
+__device__ __forceinline__ QTile packed_q_tile(PreprocessParams const& params, int block) {
+  Problem const call = with_tiles<Config>(params.problem);
   PackedSequences const& s = params.packed;
   int const tiles = params.q_blocks / call.heads, number = block % tiles, head = block / tiles;
   PackedTile const at =
@@ -65,10 +62,19 @@ __device__ __forceinline__ QTile q_tile_of_block(PreprocessParams const& params,
   int const keys = at.sequence == s.batch
                        ? 0
                        : used_of(s.cu_seqlens_k, s.seqused_k, at.sequence, s.batch, s.total_k);
-  return q_tile_of(problem_of(call, at.rows.used, keys), at.tile, head, 0, at.rows.start,
-                   at.rows.end, head * params.dq_tiles_of_head + number);
+  int const before = at.tile * call.tile_q;
+  return {problem_of(call, at.rows.used, keys),
+          at.tile,
+          head,
+          0,
+          at.rows.start + before,
+          at.rows.end - at.rows.start - before,
+          at.rows.used - before,
+          head * params.dq_tiles_of_head + number};
 }
 
+// −delta and lse·log2 e of a q tile, and its turn counter. Rows that are not in use read another's
+// values and drop them: a load that no branch guards can wait for its use.
 template <typename Element, typename Config>
 __device__ __forceinline__ void prepare_q_tile(PreprocessParams const& params, QTile const& at) {
   constexpr int kLanes = Config::kHeadDim / 8;  // threads a row, sixteen bytes each
@@ -76,57 +82,58 @@ __device__ __forceinline__ void prepare_q_tile(PreprocessParams const& params, Q
   constexpr int kPasses = Config::kTileQ / kRows;
   constexpr float kInfinity = INFINITY;
 
-  int const column = threadIdx.x % kLanes * 8;
+  int const lane = threadIdx.x % kLanes;
   int const first_in_tile = threadIdx.x / kLanes;
-  bool const column_exists = column < params.head_dim;
-  auto const row_in_tile = [&](int pass) { return first_in_tile + pass * kRows; };
-  auto const row_of = [&](auto* head_data, TensorView const& t, int pass) {
-    return head_data + (at.first_row + row_in_tile(pass)) * t.seq_stride + column;
+  bool const column_exists = lane * 8 < params.head_dim;
+  int const column = column_exists ? lane * 8 : 0;
+  auto const row_of = [&](int pass) {
+    return at.first_row + smaller(first_in_tile + pass * kRows, at.used - 1);
   };
-
-  // All loads before the first use: the kernel is as fast as bytes are in flight.
-  Element const* const out = head_of<Element>(params.out, at.batch, at.head);
-  Element const* const dout = head_of<Element>(params.dout, at.batch, at.head);
+  Element const* const out = head_of<Element>(params.out, at.batch, at.head) + column;
+  Element const* const dout = head_of<Element>(params.dout, at.batch, at.head) + column;
   float const* const lse =
       params.lse.data + at.batch * params.lse.batch_stride + at.head * params.lse.head_stride;
+
+  // All loads before the first use: the kernel is as fast as bytes are in flight.
   uint4 o[kPasses], d[kPasses];
   float row_lse[kPasses];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
-    o[pass] = d[pass] = make_uint4(0, 0, 0, 0);
-    row_lse[pass] = kInfinity;
-    if (!column_exists || row_in_tile(pass) >= at.used) continue;
-    o[pass] = __ldcs(reinterpret_cast<uint4 const*>(row_of(out, params.out, pass)));
-    d[pass] = *reinterpret_cast<uint4 const*>(row_of(dout, params.dout, pass));
-    if (column == 0)
-      row_lse[pass] = lse[(at.first_row + row_in_tile(pass)) * params.lse.seq_stride];
+    int const row = row_of(pass);
+    o[pass] = __ldcs(reinterpret_cast<uint4 const*>(out + row * params.out.seq_stride));
+    d[pass] = *reinterpret_cast<uint4 const*>(dout + row * params.dout.seq_stride);
+    row_lse[pass] = lse[row * params.lse.seq_stride];
   }
-  if (at.used > 0) {
-    if (threadIdx.x == 0) params.dq_turns[at.dq_tile] = 0;
+  if (threadIdx.x == 0) params.dq_turns[at.dq_tile] = 0;
+  int const keyless_rows = at.problem.keyless_rows() - at.q_tile * Config::kTileQ;
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      float delta = dot_16_bytes<Element>(o[pass], d[pass]);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    float delta = column_exists ? dot_16_bytes<Element>(o[pass], d[pass]) : 0.f;
 #pragma unroll
-      for (int distance = kLanes / 2; distance > 0; distance /= 2)
-        delta += __shfl_xor_sync(0xffffffff, delta, distance);
-      if (column == 0) {
-        int const row = row_in_tile(pass);
-        bool const has_keys = row >= at.keyless_rows && row < at.used;
-        int64_t const padded_row = int64_t{at.dq_tile} * Config::kTileQ + row;
-        params.lse_log2[padded_row] = has_keys ? row_lse[pass] * kLog2E : kInfinity;
-        params.minus_delta[padded_row] = has_keys ? -delta : 0.f;
-      }
+    for (int distance = kLanes / 2; distance > 0; distance /= 2)
+      delta += __shfl_xor_sync(0xffffffff, delta, distance);
+    if (lane == 0) {
+      int const row = first_in_tile + pass * kRows;
+      bool const has_keys = row >= keyless_rows && row < at.used;
+      int64_t const padded_row = int64_t{at.dq_tile} * Config::kTileQ + row;
+      params.lse_log2[padded_row] = has_keys ? row_lse[pass] * kLog2E : kInfinity;
+      params.minus_delta[padded_row] = has_keys ? -delta : 0.f;
     }
   }
+}
 
-  // Nobody adds to these rows of dQ.
-  int const first_zero = at.reached ? at.used : 0;
-  if (first_zero >= smaller(at.rows, Config::kTileQ) || !column_exists) return;
+// Rows of dQ that nobody adds to.
+template <typename Element, typename Config>
+__device__ __forceinline__ void clear_unreached_q(PreprocessParams const& params, QTile const& at) {
+  bool const reached = at.used > 0 && at.problem.kv_tiles_of(at.q_tile) > 0;
+  int const end = smaller(at.rows, Config::kTileQ), chunks = params.head_dim / 8;
   Element* const dq = head_of<Element>(params.dq, at.batch, at.head);
-#pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass)
-    if (row_in_tile(pass) >= first_zero && row_in_tile(pass) < at.rows)
-      *reinterpret_cast<uint4*>(row_of(dq, params.dq, pass)) = make_uint4(0, 0, 0, 0);
+  int const first = reached ? at.used : 0;
+  for (int i = threadIdx.x; i < (end - first) * chunks; i += kPreprocessThreads) {
+    int const row = at.first_row + first + i / chunks;
+    *reinterpret_cast<uint4*>(dq + row * params.dq.seq_stride + i % chunks * 8) =
+        make_uint4(0, 0, 0, 0);
+  }
 }
 
 // Rows of dK and dV, in all heads.
@@ -137,13 +144,17 @@ struct KvRows {
 
 // Those of a KV tile that no chain will write: a KV tile that no row sees has no chain, and rows
 // that are not in use belong to none.
-__device__ __forceinline__ KvRows unreached_kv_rows(PreprocessParams const& params, int block) {
-  Problem const& call = params.problem;
-  if (!params.is_packed()) {
-    int const tile = block % call.kv_tiles(), first = tile * call.tile_kv;
-    int const end = smaller(first + call.tile_kv, call.seqlen_k);
-    return {block / call.kv_tiles(), call.q_tiles_of(tile) > 0 ? end : first, end};
-  }
+template <typename Config>
+__device__ __forceinline__ KvRows dense_unreached_rows(PreprocessParams const& params, int block) {
+  Problem const call = with_tiles<Config>(params.problem);
+  int const tile = block % call.kv_tiles(), first = tile * call.tile_kv;
+  int const end = smaller(first + call.tile_kv, call.seqlen_k);
+  return {block / call.kv_tiles(), call.q_tiles_of(tile) > 0 ? end : first, end};
+}
+
+template <typename Config>
+__device__ __forceinline__ KvRows packed_unreached_rows(PreprocessParams const& params, int block) {
+  Problem const call = with_tiles<Config>(params.problem);
   PackedSequences const& s = params.packed;
   PackedTile const at =
       packed_tile(s.cu_seqlens_k, s.seqused_k, s.batch, s.total_k, block, call.tile_kv);
@@ -170,28 +181,45 @@ __device__ __forceinline__ void clear_rows(TensorView const& t, KvRows const& ro
   }
 }
 
-template <typename Element, typename Config>
-__global__ void __launch_bounds__(kPreprocessThreads)
-    preprocess(__grid_constant__ PreprocessParams const params) {
-  allow_next_kernel();
-  int block = blockIdx.x;
-  if (block == 0 && threadIdx.x == 0) *params.next_ticket = 0;
-  if (params.is_packed()) {
-    if (block == 0) {  // the first, because it takes longest
-      using Builder = TableBuilder<kPreprocessThreads>;
-      __shared__ typename Builder::Shared shared;
-      Builder(params, shared, threadIdx.x).run();
-      return;
-    }
-    --block;
-  }
-  if (block < params.q_blocks) {
-    prepare_q_tile<Element, Config>(params, q_tile_of_block(params, block));
-    return;
-  }
-  KvRows const rows = unreached_kv_rows(params, block - params.q_blocks);
+template <typename Element>
+__device__ __forceinline__ void clear_kv_rows(PreprocessParams const& params, KvRows const& rows) {
   clear_rows<Element>(params.dk, rows, params.problem.kv_heads, params.head_dim);
   clear_rows<Element>(params.dv, rows, params.problem.kv_heads, params.head_dim);
+}
+
+template <typename Element, typename Config>
+__global__ void __launch_bounds__(kPreprocessThreads)
+    preprocess_dense(__grid_constant__ PreprocessParams const params) {
+  allow_next_kernel();
+  int const block = blockIdx.x;
+  if (block == 0) reset(params.dealer, params.squads);
+  if (block < params.q_blocks) {
+    QTile const at = dense_q_tile<Config>(params, block);
+    prepare_q_tile<Element, Config>(params, at);
+    clear_unreached_q<Element, Config>(params, at);
+  } else {
+    clear_kv_rows<Element>(params, dense_unreached_rows<Config>(params, block - params.q_blocks));
+  }
+}
+
+// The first CTA writes the sequence table, because that takes longest.
+template <typename Element, typename Config>
+__global__ void __launch_bounds__(kPreprocessThreads, 3)
+    preprocess_packed(__grid_constant__ PreprocessParams const params) {
+  using Builder = TableBuilder<kPreprocessThreads>;
+  __shared__ typename Builder::Shared shared;
+  allow_next_kernel();
+  int const block = static_cast<int>(blockIdx.x) - 1;
+  if (block < 0) {
+    reset(params.dealer, 0);
+    Builder(params, shared, threadIdx.x).run();
+  } else if (block < params.q_blocks) {
+    QTile const at = packed_q_tile<Config>(params, block);
+    if (at.used > 0) prepare_q_tile<Element, Config>(params, at);
+    clear_unreached_q<Element, Config>(params, at);
+  } else {
+    clear_kv_rows<Element>(params, packed_unreached_rows<Config>(params, block - params.q_blocks));
+  }
 }
 
 }  // namespace dash

@@ -22,7 +22,9 @@ struct ScheduledSequence {
 struct SchedulerState {
   ScheduledSequence sequence;
   int place;  // of the sequence in the table
+  SquadMember member;
   Ticket ticket, num_tickets;
+  int ctas;              // of the grid
   Ticket end_of_circle;  // of the ticket
   int leg, num_legs;     // of the ticket: the next one, and all
   Chain chain;

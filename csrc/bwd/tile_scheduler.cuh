@@ -23,8 +23,9 @@ class TileScheduler {
   __device__ TileScheduler(Storage& smem, MainParams const& params)
       : smem_(smem), state_(smem.scheduler), params_(params) {}
 
-  __device__ void run() {
+  __device__ void run(int ctas) {
     if (first_lane()) {
+      state_.ctas = ctas;
       state_.ticket = -1;
       state_.end_of_circle = 0;
       state_.posted = 0;
@@ -55,18 +56,47 @@ class TileScheduler {
     s.q_row = s.k_row = s.q_slab = s.k_slab = 0;
     s.k_start = s.q_tile = s.kv_tile = 0;
     state_.place = -1;
+    if (params_.squad_size > 1) state_.member = join_squad(params_.dealer, params_.squad_size);
     state_.num_tickets = params_.is_packed() ? *params_.table.num_tickets : params_.num_tickets;
   }
 
-  // The next ticket is taken while the last chain drains.
+  // The next ticket is taken while the last chain drains; one of the last round not before the
+  // loader has all steps of that chain. Taken early, it may be one more than the CTA's share, while
+  // others have ended.
   __device__ bool take_ticket() {
     __syncwarp();
     if (first_lane()) {
-      state_.ticket = deal(params_.next_ticket, state_.ticket, state_.end_of_circle);
+      if (state_.posted > 0 && state_.ticket >= state_.num_tickets - state_.ctas)
+        wait_until_read(state_.posted - 1);
+      if (params_.is_packed())
+        state_.ticket = deal_ticket(params_.dealer.next, state_.ticket, state_.end_of_circle);
+      else if (params_.squad_size == 1)
+        state_.ticket = atomicAdd(params_.dealer.next, 1);
+      else
+        take_circle();
       state_.leg = 0;
     }
     __syncwarp();
     return state_.ticket < state_.num_tickets;
+  }
+
+  // A circle may have fewer tickets than the squad has members: then some have none of it.
+  __device__ void take_circle() {
+    for (;;) {
+      int const circle =
+          deal_circle(params_.dealer, state_.member, params_.squad_size, params_.num_circles);
+      if (circle == params_.num_circles) {
+        state_.ticket = state_.num_tickets;
+        return;
+      }
+      bool const mine =
+          visit_schedule(state_.sequence.strategy, problem_here(), [&](auto const& s) {
+            Ticket const first = s.first_of_circle(circle);
+            state_.ticket = first + state_.member.member;
+            return state_.ticket < s.end_of_circle(first, s.chain(first, 0));
+          });
+      if (mine) return;
+    }
   }
 
   __device__ void find_sequence() {
@@ -110,13 +140,7 @@ class TileScheduler {
     }
   }
 
-  // The sequence's problem, with tiles that the compiler knows: dividing by them is a shift.
-  __device__ Problem problem_here() const {
-    Problem p = state_.sequence.problem;
-    p.tile_q = Config::kTileQ;
-    p.tile_kv = Config::kTileKv;
-    return p;
-  }
+  __device__ Problem problem_here() const { return with_tiles<Config>(state_.sequence.problem); }
 
   // What is the same for all visits of a chain is asked once and kept where all lanes see it.
   __device__ void ask_for_chain() {
@@ -210,6 +234,11 @@ class TileScheduler {
     uint32_t const parity = parity_of<Config::kPlannedSteps>(count) ^ 1;
     mbarrier_wait(smem_.plan_empty[slot], parity, "plan_empty");
     return smem_.plan[slot];
+  }
+
+  __device__ void wait_until_read(uint32_t step) {
+    mbarrier_wait(smem_.plan_empty[slot_of<Config::kPlannedSteps>(step)],
+                  parity_of<Config::kPlannedSteps>(step), "plan_empty of the last step");
   }
 
   __device__ void hand_over() {

@@ -57,8 +57,8 @@ constexpr int most_slices(Problem const& call) {
 }
 
 // The most tickets that may wait for each other in a packed call, whatever its lengths.
-constexpr int largest_circle(Problem const& call, bool choose_strategy, Strategy strategy,
-                             int resident_ctas) {
+constexpr int largest_circle_of_pack(Problem const& call, bool choose_strategy, Strategy strategy,
+                                     int resident_ctas) {
   if (!choose_strategy) return strategy == kStrategyOf<Shift> ? Shift::kMaxCircle : 1;
   // What no sequence is given where it is not resident need not be resident. A window that bites in
   // no sequence leaves the full or the causal mask.

@@ -125,6 +125,9 @@ struct OneChainATicket {
   constexpr int num_ctas(int resident_ctas) const { return ctas_for(num_tickets(), resident_ctas); }
   constexpr int num_legs(Ticket) const { return 1; }
   constexpr int num_visits(Chain const& c) const { return problem.q_tiles_of(c.kv_tile); }
+  constexpr int largest_circle() const { return 1; }
+  constexpr int num_circles() const { return num_tickets(); }
+  constexpr Ticket first_of_circle(int circle) const { return circle; }
   constexpr Ticket end_of_circle(Ticket ticket, Chain const&) const { return ticket + 1; }
 };
 
@@ -138,6 +141,9 @@ concept Schedule = requires(S const s, Problem const p, Chain const c, Ticket ti
   { S{p} };
   { s.num_tickets() } -> std::same_as<Ticket>;
   { s.num_ctas(/*resident_ctas=*/i) } -> std::same_as<int>;  // of the grid: changes no bits
+  { s.largest_circle() } -> std::same_as<int>;
+  { s.num_circles() } -> std::same_as<int>;
+  { s.first_of_circle(/*circle=*/i) } -> std::same_as<Ticket>;
   // The first ticket behind the circle of a ticket, whose chains c is one of.
   { s.end_of_circle(ticket, c) } -> std::same_as<Ticket>;
   { s.num_legs(ticket) } -> std::same_as<int>;

@@ -46,8 +46,7 @@ struct Shift : OneChainATicket {
   constexpr Chain chain(Ticket ticket, int) const {
     int const n = problem.kv_tiles();
     int const size = circle_size(problem);
-    HeadBlock const block =
-        block_of(ticket, n, problem.batch * problem.kv_slices(), ceil_div(kTicketsInFlight, size));
+    HeadBlock const block = block_of_unit(ticket, n);
     int const in_block = ticket - block.first * n;
     int const first = in_block / (block.heads * size) * size;  // KV tile that opens the circle
     int const in_circles = in_block - block.heads * first;
@@ -55,6 +54,17 @@ struct Shift : OneChainATicket {
     return chain_of(problem, block.first + in_circles / chains, first + in_circles % chains);
   }
 
+  constexpr int largest_circle() const { return circle_size(problem); }
+  constexpr int num_circles() const {
+    return problem.batch * problem.kv_slices() * circles_of_head();
+  }
+  constexpr Ticket first_of_circle(int circle) const {
+    int const n = problem.kv_tiles(), size = circle_size(problem);
+    HeadBlock const block = block_of_unit(circle, circles_of_head());
+    int const in_block = circle - block.first * circles_of_head();
+    int const first = in_block / block.heads * size;  // KV tile that opens the circle
+    return block.first * n + block.heads * first + in_block % block.heads * chains_of_circle(first);
+  }
   constexpr Ticket end_of_circle(Ticket ticket, Chain const& c) const {
     int const in_circle = c.kv_tile % circle_size(problem);
     return ticket - in_circle + chains_of_circle(c.kv_tile - in_circle);
@@ -79,6 +89,14 @@ struct Shift : OneChainATicket {
   }
 
  private:
+  constexpr int circles_of_head() const {
+    return ceil_div(problem.kv_tiles(), circle_size(problem));
+  }
+  // The block of heads of a unit of launch of which each head has so many.
+  constexpr HeadBlock block_of_unit(int unit, int units_of_head) const {
+    return block_of(unit, units_of_head, problem.batch * problem.kv_slices(),
+                    ceil_div(kTicketsInFlight, circle_size(problem)));
+  }
   constexpr int chains_of_circle(int first) const {
     return smaller(problem.kv_tiles() - first, circle_size(problem));
   }

@@ -48,6 +48,9 @@ struct SymmetricShift {
     return ctas_of_whole_rounds(num_tickets(), resident_ctas, wide());
   }
 
+  constexpr int largest_circle() const { return wide(); }
+  constexpr int num_circles() const { return problem.batch * problem.kv_slices(); }
+  constexpr Ticket first_of_circle(int circle) const { return circle * wide(); }
   constexpr Ticket end_of_circle(Ticket ticket, Chain const&) const {
     return (ticket / wide() + 1) * wide();
   }
