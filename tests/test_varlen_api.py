@@ -156,6 +156,31 @@ def test_error_names_argument_given_and_required(change, message) -> None:
         BWD(**(pack.tensors | pack.lengths | {"causal": True} | change))
 
 
+NOT_TENSORS = ("dout", "q", "k", "v", "out", "softmax_lse", "cu_seqlens_q", "cu_seqlens_k")
+
+
+@pytest.mark.parametrize("name", NOT_TENSORS)
+def test_none_is_no_tensor(name) -> None:
+    """PyTorch takes None for a tensor argument."""
+    pack = random_pack(SHAPE)
+    call = pack.tensors | pack.lengths | {name: None}
+    with pytest.raises(dash.UnsupportedError, match=f"{name} is None, a NoneType; required"):
+        BWD(**call)
+    if name in ("q", "k", "v", "cu_seqlens_q"):
+        arguments = {n: call[n] for n in ("q", "k", "v", *pack.lengths)}
+        with pytest.raises(dash.UnsupportedError, match=f"{name} is None, a NoneType; required"):
+            dash.attention_varlen(**arguments)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 4])
+def test_every_rank_is_checked_before_it_is_used(rank) -> None:
+    wrong = torch.zeros((3,) * rank, dtype=torch.bfloat16)
+    with pytest.raises(dash.UnsupportedError, match=f"q has {rank} dimensions"):
+        dash.attention_varlen(wrong, wrong, wrong, int32(0, 3))
+    with pytest.raises(dash.UnsupportedError, match=f"q has {rank} dimensions"):
+        BWD(*(wrong,) * 5, torch.zeros(3, 3), int32(0, 3), int32(0, 3))
+
+
 CONTENTS = [
     ({"cu_seqlens_q": int32(1, 42, 44, 116)}, r"cu_seqlens_q starts with 1; required: 0"),
     (

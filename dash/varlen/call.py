@@ -45,14 +45,11 @@ class PackedCall(NamedTuple):
     group_split: int = 0
 
     @property
-    def windows(self) -> dict[str, int]:
-        """The window arguments that were given."""
-        given = {"window_left": self.window_left, "window_right": self.window_right}
-        return {name: size for name, size in given.items() if size is not None}
-
-    @property
     def signature(self) -> tuple:
-        """All that the host may decide by: shapes, dtypes, devices and values, no contents."""
+        """All that the host may decide by: shapes, dtypes, devices and values, no contents.
+
+        None stands for what is no tensor, as which PyTorch takes None.
+        """
         signature = [*self[10:14], *self[16:]]
         for t in (*self[:8], self.seqused_q, self.seqused_k):
             signature += (None,) if t is None else (t.shape, t.dtype, t.device)

@@ -82,8 +82,10 @@ def reasons(
         return found
     # One sequence that fills the pack: the rest is said as of a dense call.
     dense = {name: t[None] for name, t in tensors.items()}
-    no_window = {name: value for name, value in rest.items() if name not in _WINDOWS}
-    return support.reasons(**dense, **rest) or support.reasons(**dense, **no_window)
+    found = support.reasons(**dense, **rest)
+    if found or all(rest.get(name) is None for name in _WINDOWS):
+        return found
+    return support.reasons(**dense, **rest | dict.fromkeys(_WINDOWS))
 
 
 def why_not_by_name(strategy: object) -> str | None:
@@ -145,9 +147,10 @@ def _lse_reasons(q: torch.Tensor, lse: torch.Tensor) -> Iterator[str]:
 
 def check_call(call: PackedCall) -> None:
     """Raises ``UnsupportedError`` with every reason why the backward cannot run."""
+    support.check_tensors(**dict(zip(call._fields[:8], call[:8], strict=True)))
     check(
         call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, dout=call.dout, out=call.out,
         softmax_lse=call.softmax_lse, seqused_q=call.seqused_q, seqused_k=call.seqused_k,
         softmax_scale=call.softmax_scale, causal=call.causal, strategy=call.strategy,
-        group_split=call.group_split, **call.windows,
+        group_split=call.group_split, window_left=call.window_left, window_right=call.window_right,
     )  # fmt: skip

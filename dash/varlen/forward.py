@@ -67,12 +67,6 @@ class Pack(NamedTuple):
     seqused_k: torch.Tensor | None
 
     @property
-    def windows(self) -> dict[str, int]:
-        """The window arguments that were given."""
-        given = {"window_left": self.window_left, "window_right": self.window_right}
-        return {name: size for name, size in given.items() if size is not None}
-
-    @property
     def window_sizes(self) -> tuple[int | None, int | None]:
         """Left and right as int32, which kernels of others hold; causal is right = 0."""
         right = 0 if self.causal else self.window_right
@@ -238,7 +232,7 @@ def _plain(pack: Pack) -> OutAndLse:
             continue
         for rows_q, rows_k in zip(sequences.rows_q, sequences.rows_k, strict=True):
             q, k, v = pack.q[rows_q][None], pack.k[rows_k][None], pack.v[rows_k][None]
-            one, one_lse = plain_forward(q, k, v, pack.scale, pack.causal, **pack.windows)
+            one, one_lse = plain_forward(q, k, v, pack.scale, *pack[8:11])
             out[rows_q], lse[:, rows_q] = one[0], one_lse[0]
     return out, lse
 

@@ -122,10 +122,12 @@ class Call(NamedTuple):
 
     def check(self) -> None:
         """Raises ``UnsupportedError`` with every reason why the backward could not run."""
+        support.check_tensors(**dict(zip(self._fields[:5], self[:5], strict=True)))
         checks.check(
             *self[:5], seqused_q=self.seqused_q, seqused_k=self.seqused_k,
             softmax_scale=self.softmax_scale, causal=self.causal, strategy=self.strategy,
-            group_split=self.group_split, **self.pack().windows,
+            group_split=self.group_split, window_left=self.window_left,
+            window_right=self.window_right,
         )  # fmt: skip
 
     def pack(self) -> Pack:

@@ -44,7 +44,8 @@ def _dense_batch(
     lse = call.softmax_lse[:, rows_q].movedim(0, 1)  # (batch, heads, seqlen_q)
     dq, dk, dv = torch.ops.dash.attention_bwd(
         call.dout[rows_q], call.q[rows_q], call.k[rows_k], call.v[rows_k], call.out[rows_q], lse,
-        call.softmax_scale, call.causal, call.strategy, call.group_split, **call.windows,
+        call.softmax_scale, call.causal, call.strategy, call.group_split, call.window_left,
+        call.window_right,
     )  # fmt: skip
     for grad, rows, of_batch in zip(grads, (rows_q, rows_k, rows_k), (dq, dk, dv), strict=True):
         grad[rows] = of_batch
