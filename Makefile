@@ -1,6 +1,9 @@
 # make demo    what dash computes, how exactly, how repeatably, how fast (with a Hopper GPU)
 # make test    the whole test suite; on a machine without a Hopper GPU its CPU part
 #
+# make docs    the documentation site, into build/site, with its links checked
+# make wheels  wheels for every Python here from one compilation, into dist, installed and tested
+#
 # Each sets up all it needs in .venv and is quick the second time.
 #
 #   PYTHON=python3.12   the Python to start from (3.10 or newer)
@@ -23,19 +26,29 @@ else
   CLANG_FORMAT := $(VENV)/bin/clang-format
   READY := $(VENV)/.ready
 endif
+INSTALL := DASH_BUILD=no $(PY) -m pip install -q --no-build-isolation -e
 FORMATTED = $(shell git ls-files 'csrc/*.h' 'csrc/*.cuh' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.cu')
 
-.PHONY: help demo test build lint format clean
+.PHONY: help demo test docs wheels build lint format clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,10p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,13p
 
 demo: build
 	$(PY) -m dash demo $(ARGS)
 
 test: build
 	$(PY) -m pytest $(ARGS)
+
+docs: build
+	@$(PY) -c 'import sphinx, furo, myst_parser' 2>/dev/null || $(INSTALL) '.[docs]'
+	$(PY) -m sphinx -q -W --keep-going -b html docs build/site
+	$(PY) docs/check_links.py build/site
+
+wheels: $(READY)
+	@$(PY) -c 'import uv, auditwheel' 2>/dev/null || $(INSTALL) '.[wheels]'
+	$(PY) cmake/wheels.py $(ARGS)
 
 build: $(READY)
 ifeq ($(BUILD),yes)

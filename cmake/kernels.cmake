@@ -29,7 +29,10 @@ dash_with_kernels(_C)
 # The runtime is linked statically and its symbols stay inside: Torch brings its own.
 target_link_options(_C PRIVATE LINKER:--exclude-libs,ALL)
 if(DASH_KERNEL_ARCHIVE)
-  target_link_libraries(_C PRIVATE "${DASH_KERNEL_ARCHIVE}")
+  # No source here is CUDA, so CMake would leave the runtime out.
+  target_link_directories(_C PRIVATE ${CMAKE_CUDA_HOST_IMPLICIT_LINK_DIRECTORIES}
+    ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} "${cuda_root}/lib64" "${cuda_root}/lib")
+  target_link_libraries(_C PRIVATE "${DASH_KERNEL_ARCHIVE}" cudart_static rt pthread dl)
   set(log "${DASH_KERNEL_ARCHIVE}.ptxas.log")
   add_custom_command(TARGET _C POST_BUILD
     COMMAND ${CMAKE_COMMAND} -E copy "${log}" "$<TARGET_FILE:_C>.ptxas.log")
@@ -58,7 +61,8 @@ target_sources(_C PRIVATE $<TARGET_OBJECTS:dash_kernels>)
 # What ptxas said lies beside the module as <module>.ptxas.log, for tests/test_build.py.
 set(log_folder "${CMAKE_BINARY_DIR}/ptxas")
 set_target_properties(dash_kernels PROPERTIES
-  CUDA_COMPILER_LAUNCHER "sh;${PROJECT_SOURCE_DIR}/cmake/keep_log.sh;${log_folder}")
+  CUDA_COMPILER_LAUNCHER
+    "sh;${PROJECT_SOURCE_DIR}/cmake/keep_log.sh;${log_folder};${DASH_COMPILER_CACHE}")
 set(logs "")
 foreach(source IN LISTS DASH_CUDA_SOURCES)
   get_filename_component(name "${source}" NAME)

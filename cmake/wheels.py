@@ -2,8 +2,8 @@
 
     python cmake/wheels.py                              every Python found, oldest and newest torch
     python cmake/wheels.py --python 3.10 --python /opt/py314/bin/python3.14
-    python cmake/wheels.py --torch newest --pytest '-k api'         less of the tests
-    python cmake/wheels.py --torch none                             builds only
+    python cmake/wheels.py --test ends --quick                      less is tested
+    python cmake/wheels.py --test none                              builds only
 
 The kernels know no Python, so they are compiled once, into an archive in this Python's build
 folder; what `make build` compiled is used. The source distribution is built first and every wheel
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -31,6 +32,8 @@ ROOT = build.ROOT
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TORCH = {"oldest": ("--resolution", "lowest-direct", "torch>=2.4"), "newest": ("torch",)}
 TEST_TOOLS = ("pytest>=8", "hypothesis>=6.100", "numpy", "networkx>=3", "matplotlib>=3.8")
+EVERYTHING = ("-m", "not gpu")
+QUICK = ("-m", "not gpu and not slow", "-k", "api or plan or attention or interface or test_build")
 LEFT_OUT = {"dash"}  # of the source, where the installed package is tested
 
 
@@ -107,11 +110,26 @@ def build_wheel(python: Path, sdist: Path, out: Path, archive: Path, cuda_major:
         run(build.find_tool("auditwheel"), "repair", "--strip", "-w", out, wheel, PATH=path)
         written = set(out.glob("*.whl")) - before
     (wheel,) = written
+    check_contents(wheel, version_of(python))
     print(f"dash: {wheel.name}: {wheel.stat().st_size / 2**20:.1f} MiB")
     return wheel
 
 
-def test_wheel(python: Path, wheel: Path, source: Path, torch: str, pytest: list[str]) -> None:
+def check_contents(wheel: Path, version: str) -> None:
+    """One module, of this Python, and no library of another package beside it."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tag = f"cpython-{version.replace('.', '')}-"
+    modules = [name for name in names if Path(name).name.startswith("_C.")]
+    foreign = [name for name in modules if tag not in name]
+    foreign += [name for name in names if name.split("/")[0].endswith(".libs")]
+    if foreign or not modules:
+        raise SystemExit(f"dash: {wheel.name} holds {foreign or 'no module'}")
+
+
+def test_wheel(
+    python: Path, wheel: Path, source: Path, torch: str, choice: tuple[str, ...]
+) -> None:
     """Installs the wheel beside a torch in a fresh environment; doctor and the tests must pass."""
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder) / "python" / "bin" / "python"
@@ -125,17 +143,31 @@ def test_wheel(python: Path, wheel: Path, source: Path, torch: str, pytest: list
         )
         print(f"dash: {wheel.name} beside {torch} torch", flush=True)
         run(here, "-m", "dash", "doctor", cwd=tests)
-        run(here, "-m", "pytest", "-q", "-m", "not gpu", *pytest, cwd=tests)
+        run(here, "-m", "pytest", "-q", *choice, cwd=tests)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--python", action="append", help="version or path; repeat; default: all")
-    parser.add_argument("--test-python", action="append", help="versions to test; default: all")
-    parser.add_argument("--torch", default="oldest,newest", help="oldest, newest, none")
-    parser.add_argument("--pytest", default="", help="more arguments for pytest")
+    parser.add_argument(
+        "--test",
+        choices=("all", "ends", "none"),
+        default="all",
+        help="each wheel beside the oldest and the newest torch; the first beside the oldest and "
+        "the last beside the newest; or none",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a minute of the CPU part of the tests"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     return parser.parse_args()
+
+
+def tests_asked(which: str, versions: list[str]) -> list[tuple[str, str]]:
+    """(Python, torch) pairs of ``--test``."""
+    if which == "ends":
+        return [(versions[0], "oldest"), (versions[-1], "newest")]
+    return [(v, torch) for v in versions for torch in TORCH] if which == "all" else []
 
 
 def main() -> None:
@@ -144,7 +176,8 @@ def main() -> None:
     pythons = {version_of(path): path for path in found.values() if path is not None}
     for text in (text for text, path in found.items() if path is None):
         print(f"dash: not built: {text}: no such Python here; --python takes a path")
-    torches = [name for name in asked.torch.split(",") if name != "none"]
+    if not pythons:
+        raise SystemExit("dash: no Python to build a wheel for")
     out = asked.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     for old in (*out.glob("*.whl"), *out.glob("*.tar.gz")):
@@ -157,9 +190,9 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         source = unpacked(sdist, Path(folder))
-        for version in asked.test_python or wheels:
-            for torch in torches:
-                test_wheel(pythons[version], wheels[version], source, torch, asked.pytest.split())
+        for version, torch in tests_asked(asked.test, list(wheels)):
+            choice = QUICK if asked.quick else EVERYTHING
+            test_wheel(pythons[version], wheels[version], source, torch, choice)
 
 
 if __name__ == "__main__":

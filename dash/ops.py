@@ -1,5 +1,7 @@
 """``torch.ops.dash.attention_bwd``: the backward pass of attention as a PyTorch operator.
 
+::
+
     attention_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse,
                   float? softmax_scale=None, bool causal=False, str strategy="auto",
                   int group_split=0, int? window_left=None, int? window_right=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 
 import pytest
 import torch
@@ -27,6 +28,14 @@ def pytest_report_header() -> str:
     kernels = "with" if _C.HAS_KERNELS else "without"
     device = why_no_gpu_tests() or torch.cuda.get_device_name()
     return f"dash: built {kernels} kernels; torch {torch.__version__}; gpu tests: {device}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Skips by reason: a line each would bury everything else where there is no GPU."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count} skipped: {reason}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

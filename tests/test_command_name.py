@@ -78,6 +78,16 @@ def test_without_typer_it_says_what_to_install(tmp_path: Path) -> None:
     assert said.stderr == "dash-attention needs typer: pip install 'dash-attention[cli]'\n"
 
 
+def test_doctor_starts_where_the_module_does_not_load() -> None:
+    """Not only `import dash`: the whole command line, as a user of a broken wheel types it."""
+    script = "import sys; sys.modules['dash._C'] = None; sys.argv = ['dash-attention', 'doctor']\n"
+    script += "from dash.__main__ import main; main()"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert said.returncode == 1
+    assert "dash cannot run" in said.stdout
+    assert "Traceback" not in said.stderr
+
+
 @pytest.mark.parametrize(
     ("built", "driver", "good"),
     [("13.0", (13, 0), True), ("12.8", (13, 1), True), ("12.8", (12, 4), True),

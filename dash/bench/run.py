@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from dash import _C
 from dash.bench.flash_interface import FA4_MODULE, interface_calls
 from dash.bench.inputs import Tensors, make_tensors
 from dash.bench.measure import Meter, Window, window_orders
@@ -25,6 +24,7 @@ from dash.bench.providers import (
 from dash.bench.rows import Row, head_of, measured, provenance
 from dash.bench.shapes import Shape
 from dash.bench.worker import MODES, WorkerProvider
+from dash.extension import extension
 
 ALL_PROVIDERS = (
     "dash",
@@ -63,7 +63,8 @@ def find_providers(names: Iterator[str] | list[str], meter: Meter) -> list[Provi
     """``dash:all`` stands for each strategy."""
     every: list[str] = []
     for name in names:
-        every += [f"dash:{s}" for s in _C.strategies()] if name == "dash:all" else [name]
+        strategies = extension().strategies() if name == "dash:all" else ()
+        every += [f"dash:{s}" for s in strategies] or [name]
     return [find_provider(name, meter) for name in every]
 
 

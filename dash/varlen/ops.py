@@ -1,5 +1,7 @@
 """``torch.ops.dash.attention_varlen_bwd``: the backward pass of attention over packed sequences.
 
+::
+
     attention_varlen_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse,
                          Tensor cu_seqlens_q, Tensor cu_seqlens_k,
                          (Tensor | SymInt)? max_seqlen_q=None, (Tensor | SymInt)? max_seqlen_k=None,
