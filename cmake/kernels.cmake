@@ -60,9 +60,8 @@ target_sources(_C PRIVATE $<TARGET_OBJECTS:dash_kernels>)
 
 # What ptxas said lies beside the module as <module>.ptxas.log, for tests/test_build.py.
 set(log_folder "${CMAKE_BINARY_DIR}/ptxas")
-set_target_properties(dash_kernels PROPERTIES
-  CUDA_COMPILER_LAUNCHER
-    "sh;${PROJECT_SOURCE_DIR}/cmake/keep_log.sh;${log_folder};${DASH_COMPILER_CACHE}")
+set(launcher sh "${PROJECT_SOURCE_DIR}/cmake/keep_log.sh" "${log_folder}" ${DASH_COMPILER_CACHE})
+set_target_properties(dash_kernels PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
 set(logs "")
 foreach(source IN LISTS DASH_CUDA_SOURCES)
   get_filename_component(name "${source}" NAME)

@@ -18,6 +18,8 @@ html_title = f"dash {version}"
 myst_heading_anchors = 4
 myst_enable_extensions = ["dollarmath"]
 
+suppress_warnings = ["misc.highlighting_failure"]  # code that writes … for what is left out
+
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "undoc-members": False}
