@@ -30,7 +30,8 @@ import build
 
 ROOT = build.ROOT
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-TORCH = {"oldest": ("--resolution", "lowest-direct", "torch>=2.4"), "newest": ("torch",)}
+REQUIRED = re.search(r'"(torch>=[\d.]+)"', (ROOT / "pyproject.toml").read_text()).group(1)
+TORCH = {"oldest": ("--resolution", "lowest-direct", REQUIRED), "newest": ("torch",)}
 TEST_TOOLS = ("pytest>=8", "hypothesis>=6.100", "numpy", "networkx>=3", "matplotlib>=3.8")
 EVERYTHING = ("-m", "not gpu")
 QUICK = ("-m", "not gpu and not slow", "-k", "api or plan or attention or interface or test_build")

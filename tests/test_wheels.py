@@ -27,8 +27,7 @@ def wheels():
 def test_pythons_are_those_that_the_project_supports(wheels) -> None:
     text = (ROOT / "pyproject.toml").read_text()
     assert f'requires-python = ">={wheels.PYTHONS[0]}"' in text
-    assert 'dependencies = ["torch>=2.4"]' in text
-    assert wheels.TORCH["oldest"][-1] == "torch>=2.4"
+    assert f'dependencies = ["{wheels.TORCH["oldest"][-1]}"]' in text
 
 
 def test_an_interpreter_is_found_by_version_or_path(wheels) -> None:
