@@ -251,3 +251,21 @@ def test_the_forwards_bound_changes_no_bit() -> None:
     )
     none = dash.attention_varlen(q, k, v, causal=True, **pack.lengths)
     assert same_bits(few, none)
+
+
+@needs_gpu
+@pytest.mark.parametrize("forward", ["fa3", "flash"])
+@pytest.mark.parametrize("lengths", [((1, 300),) * 5, ((1, 70), (0, 5), (1, 1))], ids=str)
+def test_sequences_of_one_query(forward, lengths) -> None:
+    """Kernels of others have a path of their own for max_seqlen_q = 1 and GQA."""
+    pack = pack_on_device(PackShape(lengths, 8, 2, 128, True, tails=(3, 0)))
+    arguments = [pack.tensors[name] for name in "qkv"]
+    more = {"causal": True, "return_lse": True, **pack.lengths}
+    try:
+        out, lse = dash.attention_varlen(*arguments, forward=forward, max_seqlen_q=1, **more)
+    except dash.UnsupportedError as refusal:
+        pytest.skip(str(refusal))
+    wanted, wanted_lse = dash.attention_varlen(*arguments, forward="plain", **more)
+    torch.testing.assert_close(out, wanted, rtol=2e-2, atol=2e-2)
+    seen = ~wanted_lse.isinf()
+    torch.testing.assert_close(lse[seen], wanted_lse[seen], rtol=1e-3, atol=1e-3)

@@ -142,6 +142,8 @@ def test_flash_is_called_by_its_schema(monkeypatch, windows) -> None:
     assert (called["dropout_p"], called["scale"]) == (0.0, 0.125)
     assert (called["window_size_left"], called["window_size_right"]) == (left, 0)  # causal
     assert called["value"].stride(-1) == 1
+    forwards._flash(pack._replace(max_seqlen_q=1))
+    assert called["max_q"] == 2  # one row has a path of its own there
     assert torch.equal(called["cum_seq_k"], pack.cu_seqlens_k)
 
 

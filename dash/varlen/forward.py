@@ -183,10 +183,13 @@ def _fa3(pack: Pack) -> OutAndLse:
 
 def _flash(pack: Pack) -> OutAndLse:
     left, right = pack.window_sizes
+    max_seqlen_q, max_seqlen_k = pack.bounds
+    # With a bound of one row it takes each sequence to have one, and reads lse's rows otherwise.
+    max_seqlen_q = max(max_seqlen_q, 2)
     last_dim_dense = (t if t.stride(-1) == 1 else t.contiguous() for t in pack[:3])
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        *last_dim_dense, pack.cu_seqlens_q, pack.cu_seqlens_k, *pack.bounds, 0.0, pack.causal,
-        False, scale=pack.scale, window_size_left=left, window_size_right=right,
+        *last_dim_dense, pack.cu_seqlens_q, pack.cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0,
+        pack.causal, False, scale=pack.scale, window_size_left=left, window_size_right=right,
     )  # fmt: skip
     return out, lse
 
