@@ -46,7 +46,7 @@ def test_schema() -> None:
         "Tensor softmax_lse, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? max_seqlen_q=None, "
         "Tensor? max_seqlen_k=None, float? softmax_scale=None, bool causal=False, "
         "int? window_left=None, int? window_right=None, Tensor? seqused_q=None, "
-        'Tensor? seqused_k=None, str strategy="auto", int group_split=0) '
+        'Tensor? seqused_k=None, str strategy="auto", int group_split=0, Tensor? dlse=None) '
         "-> (Tensor dq, Tensor dk, Tensor dv)"
     )
     others = str(BWD.int_max_seqlen._schema).replace(".int_max_seqlen", "")
@@ -129,6 +129,8 @@ ERRORS = [
     ({"dout": LSE[:, :64].bfloat16()[None]}, r"dout has shape .*; required: \(121, 4, 64\)"),
     ({"softmax_lse": torch.zeros(121, 4)}, r"softmax_lse has shape \(121, 4\); required: \(heads"),
     ({"softmax_lse": torch.zeros(4, 121).half()}, r"softmax_lse has dtype torch.float16"),
+    ({"dlse": torch.zeros(121, 4)}, r"dlse has shape \(121, 4\); required: \(heads, total_q\)"),
+    ({"dlse": torch.zeros(4, 121).half()}, r"dlse has dtype torch.float16; required: .*float32"),
     ({"cu_seqlens_q": int32(0, 1, 2, 3).long()}, r"cu_seqlens_q has dtype torch.int64; required:"),
     ({"cu_seqlens_q": int32(0, 1)[None]}, r"cu_seqlens_q has shape \(1, 2\); required: \(batch"),
     ({"cu_seqlens_q": int32()}, r"cu_seqlens_q has shape \(0,\); required: \(batch \+ 1,\)"),

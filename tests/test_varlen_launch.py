@@ -56,6 +56,7 @@ def test_the_call_fits_the_binding(called) -> None:
     assert called["q"] == (tensors["q"].data_ptr(), 4 * 64, 64)
     assert called["k"] == (wide.data_ptr(), 2 * 128, 128)
     assert called["lse"] == (tensors["softmax_lse"].data_ptr(), 1, 4)
+    assert "dlse" not in called
     assert called["dq"] == (dq.data_ptr(), 4 * 64, 64)
     assert (called["dk"], called["dv"]) == tuple((t.data_ptr(), 2 * 64, 64) for t in (dk, dv))
     for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q"):
@@ -70,6 +71,15 @@ def test_the_call_fits_the_binding(called) -> None:
     if not _C.HAS_KERNELS:
         with pytest.raises(RuntimeError, match=r"backward_varlen.. needs the CUDA kernels"):
             _C.backward_varlen(**{**called, "device": 0})
+
+
+def test_a_gradient_of_lse_is_given_as_lse_is(called) -> None:
+    pack = random_pack(SHAPE)
+    dlse = torch.zeros(SHAPE.total(0), 4).T
+    launch(call_of(pack, dlse=dlse))
+    assert called["dlse"] == (dlse.data_ptr(), 1, 4)
+    with pytest.raises(dash.UnsupportedError, match="dlse has shape"):
+        launch(call_of(pack, dlse=dlse.T))
 
 
 @pytest.mark.parametrize("name", ["dout", "q", "k", "v", "out"])

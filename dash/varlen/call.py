@@ -23,6 +23,7 @@ class PackedCall(NamedTuple):
         seqused_q, seqused_k: int32 ``(batch,)``, the rows of its space that a sequence uses; None:
             all of them.
         strategy, group_split: the order of the sums, chosen for each sequence as for a dense call.
+        dlse: float32 ``(heads, total_q)``, a gradient of lse; None: none.
     """
 
     dout: torch.Tensor
@@ -43,6 +44,7 @@ class PackedCall(NamedTuple):
     seqused_k: torch.Tensor | None = None
     strategy: str = "auto"
     group_split: int = 0
+    dlse: torch.Tensor | None = None
 
     @property
     def signature(self) -> tuple:
@@ -50,7 +52,7 @@ class PackedCall(NamedTuple):
 
         None stands for what is no tensor, as which PyTorch takes None.
         """
-        signature = [*self[10:14], *self[16:]]
-        for t in (*self[:8], self.seqused_q, self.seqused_k):
+        signature = [*self[10:14], self.strategy, self.group_split]
+        for t in (*self[:8], self.seqused_q, self.seqused_k, self.dlse):
             signature += (None,) if t is None else (t.shape, t.dtype, t.device)
         return tuple(signature)

@@ -33,6 +33,7 @@ def reasons(
     dout: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     softmax_lse: torch.Tensor | None = None,
+    dlse: torch.Tensor | None = None,
     seqused_q: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
     **rest: object,
@@ -44,7 +45,7 @@ def reasons(
         k, v: ``(total_k, kv_heads, head_dim)``, dtype of q.
         cu_seqlens_q, cu_seqlens_k: int32 ``(batch + 1,)``.
         dout, out: like q, checked where given.
-        softmax_lse: float32 ``(heads, total_q)``, checked where given.
+        softmax_lse, dlse: float32 ``(heads, total_q)``, checked where given.
         seqused_q, seqused_k: int32 ``(batch,)``, checked where given.
         rest: ``softmax_scale``, ``causal``, ``strategy``, … as of ``dash.support.reasons``. A
             strategy given by name must accept the pack as one sequence, with the window and, as
@@ -55,7 +56,8 @@ def reasons(
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     given = {"seqused_q": seqused_q, "seqused_k": seqused_k}
     lengths |= {name: t for name, t in given.items() if t is not None}
-    with_lse = lengths if softmax_lse is None else lengths | {"softmax_lse": softmax_lse}
+    given = {"softmax_lse": softmax_lse, "dlse": dlse}
+    of_rows = {name: t for name, t in given.items() if t is not None}
 
     found = [
         *(
@@ -66,7 +68,7 @@ def reasons(
         ),
         *(
             f"{name} is on {t.device}; required: {q.device}, the device of q"
-            for name, t in with_lse.items()
+            for name, t in (lengths | of_rows).items()
             if t.device != q.device
         ),
         *_length_reasons(lengths),
@@ -74,8 +76,8 @@ def reasons(
     if found:
         return found
     found = [*_shape_reasons(tensors)]
-    if softmax_lse is not None:
-        found += _lse_reasons(q, softmax_lse)
+    for name, t in of_rows.items():
+        found += _lse_reasons(q, name, t)
     if (reason := why_not_by_name(rest.get("strategy"))) is not None:
         found.append(reason)
     if found:
@@ -137,20 +139,17 @@ def _shape_reasons(tensors: Tensors) -> Iterator[str]:
             )
 
 
-def _lse_reasons(q: torch.Tensor, lse: torch.Tensor) -> Iterator[str]:
+def _lse_reasons(q: torch.Tensor, name: str, lse: torch.Tensor) -> Iterator[str]:
     if lse.dtype != torch.float32:
-        yield f"softmax_lse has dtype {lse.dtype}; required: torch.float32"
+        yield f"{name} has dtype {lse.dtype}; required: torch.float32"
     wanted = (q.shape[1], q.shape[0])
     if tuple(lse.shape) != wanted:
-        yield (f"softmax_lse has shape {tuple(lse.shape)}; required: (heads, total_q) = {wanted}")
+        yield (f"{name} has shape {tuple(lse.shape)}; required: (heads, total_q) = {wanted}")
 
 
 def check_call(call: PackedCall) -> None:
     """Raises ``UnsupportedError`` with every reason why the backward cannot run."""
     support.check_tensors(**dict(zip(call._fields[:8], call[:8], strict=True)))
-    check(
-        call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, dout=call.dout, out=call.out,
-        softmax_lse=call.softmax_lse, seqused_q=call.seqused_q, seqused_k=call.seqused_k,
-        softmax_scale=call.softmax_scale, causal=call.causal, strategy=call.strategy,
-        group_split=call.group_split, window_left=call.window_left, window_right=call.window_right,
-    )  # fmt: skip
+    arguments = call._asdict()
+    del arguments["max_seqlen_q"], arguments["max_seqlen_k"]
+    check(**arguments)

@@ -65,12 +65,15 @@ def launch(call: PackedCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     # cost a write of every fp32 dQ sum.
     workspace = torch.UntypedStorage(known.workspace_bytes, device=q.device)
     index = q.device.index
+    of_rows = {"lse": call.softmax_lse}
+    if call.dlse is not None:
+        of_rows["dlse"] = call.dlse
     try:
         extension().backward_varlen(
             **known.arguments,
             **dict(zip(_VIEWS, [_view(t) for t in (*inputs, *grads)], strict=True)),
             **dict(zip(_LENGTHS, [0 if t is None else t.data_ptr() for t in lengths], strict=True)),
-            lse=(call.softmax_lse.data_ptr(), *call.softmax_lse.stride()),
+            **{name: (t.data_ptr(), *t.stride()) for name, t in of_rows.items()},
             workspace=workspace.data_ptr(),
             workspace_bytes=known.workspace_bytes,
             device=index,

@@ -7,7 +7,7 @@
                          (Tensor | SymInt)? max_seqlen_q=None, (Tensor | SymInt)? max_seqlen_k=None,
                          float? softmax_scale=None, bool causal=False, int? window_left=None,
                          int? window_right=None, Tensor? seqused_q=None, Tensor? seqused_k=None,
-                         str strategy="auto", int group_split=0)
+                         str strategy="auto", int group_split=0, Tensor? dlse=None)
         -> (Tensor dq, Tensor dk, Tensor dv)
 
 ``dash.varlen.call.PackedCall`` says what the arguments are. The bits of a sequence's gradients are
@@ -82,8 +82,8 @@ for _name, _type in _MAX_SEQLEN.items():
         "Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
         f"{_type} max_seqlen_q=None, {_type} max_seqlen_k=None, float? softmax_scale=None, "
         "bool causal=False, int? window_left=None, int? window_right=None, "
-        'Tensor? seqused_q=None, Tensor? seqused_k=None, str strategy="auto", int group_split=0) '
-        "-> (Tensor dq, Tensor dk, Tensor dv)",
+        'Tensor? seqused_q=None, Tensor? seqused_k=None, str strategy="auto", int group_split=0, '
+        "Tensor? dlse=None) -> (Tensor dq, Tensor dk, Tensor dv)",
         tags=torch.Tag.pt2_compliant_tag,
     )
     torch.library.register_fake(_name)(_attention_varlen_bwd_fake)

@@ -41,11 +41,13 @@ def _dense_batch(
     grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
     """Writes the gradients of sequences that are a batch: rows ``(batch, seqlen)``."""
-    lse = call.softmax_lse[:, rows_q].movedim(0, 1)  # (batch, heads, seqlen_q)
-    dq, dk, dv = torch.ops.dash.attention_bwd(
+    lse, dlse = (  # (batch, heads, seqlen_q)
+        None if t is None else t[:, rows_q].movedim(0, 1) for t in (call.softmax_lse, call.dlse)
+    )
+    of_batch = torch.ops.dash.attention_bwd(
         call.dout[rows_q], call.q[rows_q], call.k[rows_k], call.v[rows_k], call.out[rows_q], lse,
         call.softmax_scale, call.causal, call.strategy, call.group_split, call.window_left,
-        call.window_right,
+        call.window_right, **({} if dlse is None else {"dlse": dlse}),
     )  # fmt: skip
-    for grad, rows, of_batch in zip(grads, (rows_q, rows_k, rows_k), (dq, dk, dv), strict=True):
-        grad[rows] = of_batch
+    for grad, rows, part in zip(grads, (rows_q, rows_k, rows_k), of_batch, strict=True):
+        grad[rows] = part
