@@ -14,9 +14,10 @@ import torch
 from packs import PackShape, length_tensors, random_pack, same_bits
 
 import dash
+from dash.mask import Mask
 from dash.varlen import forward as forwards
 from dash.varlen.forward import FORWARDS, Forward, Pack, choose_forward
-from dash.varlen.rows import close_gaps, owners
+from dash.varlen.rows import close_gaps, keyless_rows, owners
 
 SHAPE = PackShape(((40, 40), (0, 7), (70, 90), (3, 0), (1, 1)), 4, 2, causal=True)
 
@@ -214,6 +215,22 @@ def test_owners() -> None:
         True,
         *[False] * 2,
     ]
+
+
+@pytest.mark.parametrize("gaps", [(0, 0), (2, 3)])
+@pytest.mark.parametrize("right", [None, 0, 1, 40, 1000])
+def test_keyless_rows_are_those_of_the_dense_mask(gaps, right) -> None:
+    lengths = ((70, 30), (0, 5), (5, 0), (30, 70), (1, 1), (129, 1))
+    shape = PackShape(lengths, gaps=gaps, tails=(3, 0))
+    cu = length_tensors(shape)
+    sides = [cu["cu_seqlens_q"], cu["cu_seqlens_k"], cu.get("seqused_q"), cu.get("seqused_k")]
+    found = keyless_rows(owners(sides[0], sides[2], shape.total(0)), *sides, right)
+    wanted = torch.ones(shape.total(0), dtype=torch.bool)
+    for start, (seqlen_q, seqlen_k) in zip(shape.starts(0), lengths, strict=False):
+        mask = Mask.of(seqlen_q, seqlen_k, False, None, right)
+        sees = mask.sees(torch.arange(seqlen_q), torch.arange(seqlen_k))
+        wanted[start : start + seqlen_q] = ~sees.any(1)
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,30 @@ def owners(cu_seqlens: torch.Tensor, seqused: torch.Tensor | None, total: int) -
     return Owners(sequence, position.clamp(min=0), inside)
 
 
+def keyless_rows(
+    of_q: Owners,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    seqused_q: torch.Tensor | None,
+    seqused_k: torch.Tensor | None,
+    right: int | None,
+) -> torch.Tensor:
+    """bool ``(total_q,)``: rows that see no key, and rows of no sequence.
+
+    Args:
+        of_q: the owners of q's rows.
+        right: keys that a row sees behind its own place; None: all; causal: 0.
+    """
+    seqlens_q, seqlens_k = (
+        (cu[1:] - cu[:-1] if used is None else used).long()[of_q.sequence]
+        for cu, used in ((cu_seqlens_q, seqused_q), (cu_seqlens_k, seqused_k))
+    )
+    keyless = ~of_q.inside | (seqlens_k <= 0)
+    if right is not None:
+        keyless |= of_q.position + seqlens_k - seqlens_q + right < 0
+    return keyless
+
+
 def close_gaps(
     cu_seqlens: torch.Tensor, seqused: torch.Tensor, *tensors: torch.Tensor
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]:
