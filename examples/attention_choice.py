@@ -8,6 +8,8 @@ from packed_text import Pack
 from torch.nn import functional
 
 import dash
+from dash.varlen.forward import Pack as ForwardCall
+from dash.varlen.forward import choose_forward
 
 ATTENTIONS = ("dash", "sdpa")
 
@@ -40,13 +42,20 @@ def attention_of(name: str, pack: Pack, forward: str, strategy: str) -> Attend:
     return {"dash": attend_dash, "sdpa": attend_sdpa}[name]
 
 
-def describe(name: str, pack: Pack, size: Size, strategy: str) -> dict[str, object]:
-    """What names the order of a step's sums in attention, for the log."""
+def describe(name: str, pack: Pack, size: Size, forward: str, strategy: str) -> dict[str, object]:
+    """What attention's bits of a step depend on, for the log: its forward, and the sums' order."""
     if name != "dash":
         return {}
-    shapes = ((len(pack.tokens), heads, size.head_dim) for heads in (size.heads, size.kv_heads))
+    total, device = len(pack.tokens), pack.tokens.device
+    shapes = [(total, heads, size.head_dim) for heads in (size.heads, size.kv_heads)]
     plan = dash.plan_varlen(
         *shapes, torch.bfloat16, seqlens_q=pack.lengths, causal=True, strategy=strategy,
-        device=pack.tokens.device,
+        device=device,
     )  # fmt: skip
-    return {"fingerprint": plan.fingerprint}
+    q, k, v = (torch.empty(shape, dtype=torch.bfloat16, device=device) for shape in (
+        shapes[0], shapes[1], shapes[1]))  # fmt: skip
+    call = ForwardCall(
+        q, k, v, pack.cu_seqlens, pack.cu_seqlens, max(pack.lengths), max(pack.lengths),
+        size.head_dim**-0.5, True, None, None, None, None,
+    )  # fmt: skip
+    return {"forward": choose_forward(call, forward), "fingerprint": plan.fingerprint}

@@ -90,7 +90,8 @@ class Trainer:
             weights = dash.checksum(dict(self.model.named_parameters()))
             record["gradients"] = str(checksum.all_reduce())
             record["weights"] = str(weights.all_reduce())
-            record |= describe(self.run.attention, pack, SIZES[self.run.size], self.run.strategy)
+            order = self.run.forward, self.run.strategy
+            record |= describe(self.run.attention, pack, SIZES[self.run.size], *order)
         return record
 
 

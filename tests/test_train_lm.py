@@ -50,6 +50,7 @@ def test_the_log_names_what_a_run_depends_on(first_run) -> None:
     assert header.keys() >= {"attention", "forward", "strategy", "seed", "torch", "dash", "world"}
     assert [step["step"] for step in steps] == [0, 1, 2]
     for step in steps:
+        assert step["forward"] == "plain"
         assert len(step["fingerprint"]) == len(step["gradients"]) == len(step["weights"]) == 16
     assert len({step["weights"] for step in steps}) == 3
     assert float.fromhex(steps[-1]["loss"]) < float.fromhex(steps[0]["loss"])
