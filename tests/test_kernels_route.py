@@ -31,7 +31,9 @@ def environment(tmp_path_factory) -> dict[str, str]:
     done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=True)
     name, value = done.stdout.strip().split("=", 1)
     assert name == "LOCAL_KERNELS"
-    return os.environ | {name: value, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(TESTS.parent)}
+    paths = (str(TESTS.parent), os.environ.get("PYTHONPATH"))
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return os.environ | paths | {name: value, "HF_HUB_OFFLINE": "1"}
 
 
 def run(environment: dict[str, str], *words: str) -> str:

@@ -59,7 +59,8 @@ def test_the_log_names_what_a_run_depends_on(first_run) -> None:
 def test_a_second_run_in_a_fresh_process_gives_the_same_file(first_run, tmp_path) -> None:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
     log = tmp_path / "log.jsonl"
-    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    paths = (str(EXAMPLES.parent), os.environ.get("PYTHONPATH"))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
     done = subprocess.run(
