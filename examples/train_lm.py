@@ -61,8 +61,8 @@ class Trainer:
         torch.manual_seed(run.seed)
         model = LanguageModel(SIZES[run.size], VOCABULARY, run.recompute).to(device)
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        # dash computes in 16 bits. Weights, their gradients' sums and the optimizer are fp32, and so
-        # stay the rotations that a block is given.
+        # dash computes in 16 bits. Weights, their gradients' sums and the optimizer are fp32; so
+        # are the rotations that a block is given.
         precision = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )

@@ -226,3 +226,17 @@ def test_install_gives_the_module_to_who_imports_it_and_remove_takes_it_back() -
         handle.remove()
     assert sys.modules.get("flash_attn_interface") is real
     handle.remove()
+
+
+def test_install_covers_the_copy_that_transformer_engine_imports(tmp_path, monkeypatch) -> None:
+    (tmp_path / "flash_attn_3").mkdir()
+    (tmp_path / "flash_attn_3" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    handle = flash_attn_3.install()
+    try:
+        copy = importlib.import_module("flash_attn_3.flash_attn_interface")
+        assert copy._flash_attn_forward is flash_attn_3._flash_attn_forward
+    finally:
+        handle.remove()
+        sys.modules.pop("flash_attn_3", None)
+    assert "flash_attn_3.flash_attn_interface" not in sys.modules

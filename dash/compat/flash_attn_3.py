@@ -17,6 +17,7 @@ Use it as a module, or let code that imports ``flash_attn_interface`` find it::
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from types import ModuleType
 
@@ -27,7 +28,7 @@ from dash.compat.arguments import refuse, window
 from dash.forward import fa3_package
 from dash.support import UnsupportedError
 
-_NAME = "flash_attn_interface"
+_NAME, _PACKAGE = "flash_attn_interface", "flash_attn_3"
 _NEUTRAL = {"attention_chunk": 0, "softcap": 0.0, "rotary_interleaved": True}
 
 
@@ -270,26 +271,31 @@ def flash_attn_with_kvcache(
 class Installed:
     """What ``install`` changed; ``remove`` puts it back."""
 
-    def __init__(self, before: ModuleType | None) -> None:
+    def __init__(self, before: dict[str, ModuleType | None]) -> None:
         self._before = before
 
     def remove(self) -> None:
-        if sys.modules.get(_NAME) is sys.modules[__name__]:
-            if self._before is None:
-                del sys.modules[_NAME]
+        for name, module in self._before.items():
+            if sys.modules.get(name) is not sys.modules[__name__]:
+                continue
+            if module is None:
+                del sys.modules[name]
             else:
-                sys.modules[_NAME] = self._before
+                sys.modules[name] = module
 
 
 def install() -> Installed:
     """Makes ``import flash_attn_interface`` give this module, in this process.
 
-    Where the real package is installed, it stays the forward pass that dash calls. Code that has
-    imported names from it before keeps those names.
+    Also ``flash_attn_3.flash_attn_interface``, the copy that TransformerEngine asks people to make
+    of the real one, where there is a package ``flash_attn_3``. Where the real package is installed,
+    it stays the forward pass that dash calls. Code that has imported names from it before keeps
+    those names.
     """
     fa3_package()  # from now on dash knows the real one, or that there is none
-    before = sys.modules.get(_NAME)
-    sys.modules[_NAME] = sys.modules[__name__]
+    names = [_NAME] + ([f"{_PACKAGE}.{_NAME}"] if importlib.util.find_spec(_PACKAGE) else [])
+    before = {name: sys.modules.get(name) for name in names}
+    sys.modules |= dict.fromkeys(names, sys.modules[__name__])
     return Installed(before)
 
 
