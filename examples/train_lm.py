@@ -131,7 +131,8 @@ def main(
     first = 0 if resume is None else load(resume, trainer.model, trainer.optimizer)
     records = Log(log)
     versions = {"torch": torch.__version__, "dash": dash.__version__, "device": device_name(device)}
-    records.write(**asdict(run), **versions, world=dist.get_world_size())
+    text = str(dash.checksum(trainer.text.text))  # this checkout's files
+    records.write(**asdict(run), **versions, text=text, world=dist.get_world_size())
     count = sum(p.numel() for p in trainer.model.parameters())
     if dist.get_rank() == 0:
         console.print(f"{count / 1e6:.1f}M parameters, {attention} attention, {versions}")

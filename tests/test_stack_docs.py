@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,20 @@ def test_the_files_that_pages_name_exist() -> None:
     for page in PAGES:
         for path in re.findall(r"\b((?:tests|examples)/\w+\.py)\b", page.read_text()):
             assert (ROOT / path).is_file(), f"{page.name}: {path}"
+
+
+def test_importing_dash_imports_no_adapter_and_no_adapter_imports_a_stack() -> None:
+    code = """
+import sys, dash
+assert not [name for name in sys.modules if name.startswith("dash.compat")]
+import dash.compat.flash_attn_3, dash.compat.kernels, dash.compat.torch_attention
+import dash.compat.transformers
+assert not {"transformers", "kernels", "trl", "flash_attn_interface"} & set(sys.modules)
+from torch.nn import attention
+if hasattr(attention, "list_flash_attention_impls"):
+    assert "DASH" not in attention.list_flash_attention_impls()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -47,13 +47,13 @@ def first_run(train_lm, tmp_path_factory) -> Path:
 
 def test_the_log_names_what_a_run_depends_on(first_run) -> None:
     header, *steps = lines(first_run / "log.jsonl")
-    assert header.keys() >= {"attention", "forward", "strategy", "seed", "torch", "dash", "world"}
+    assert header.keys() >= {"attention", "forward", "strategy", "seed", "torch", "text", "world"}
     assert [step["step"] for step in steps] == [0, 1, 2]
     for step in steps:
         assert step["forward"] == "plain"
         assert len(step["fingerprint"]) == len(step["gradients"]) == len(step["weights"]) == 16
     assert len({step["weights"] for step in steps}) == 3
-    assert float.fromhex(steps[-1]["loss"]) < float.fromhex(steps[0]["loss"])
+    assert all(4 < float.fromhex(step["loss"]) < 6 for step in steps)  # ln 256 is 5.5
 
 
 def test_a_second_run_in_a_fresh_process_gives_the_same_file(first_run, tmp_path) -> None:
