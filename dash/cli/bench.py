@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from dash.bench.block_tables import block_markdown
 from dash.bench.blocks import BLOCK_PROVIDERS, BlockBench
 from dash.bench.presets import PRESETS
 from dash.bench.run import ALL_PROVIDERS, Bench
-from dash.bench.shapes import Shape
+from dash.bench.shapes import Shape, read_lengths
 from dash.bench.tables import markdown
 from dash.cli import problem
 from dash.cli.problem import bench_shape, shape_from_options
@@ -42,6 +43,11 @@ BlockFlag = Annotated[
     bool,
     typer.Option("--block", help="Whole transformer blocks of a model's preset; of all without."),
 ]
+WindowLeft = Annotated[int | None, typer.Option(help="Keys seen to the left; all.", min=0)]
+WindowRight = Annotated[int | None, typer.Option(help="Keys seen to the right; all.", min=0)]
+Lengths = Annotated[
+    str, typer.Option(help="Packed sequences, as '8192 64x128', instead of batch and seqlen.")
+]
 Out = Annotated[Path | None, typer.Option(help="CSV file that the rows are appended to.")]
 Plot = Annotated[Path | None, typer.Option(help="Folder for plots of the run (PNG).")]
 
@@ -63,6 +69,9 @@ def bench(
     head_dim: problem.HeadDim = 128,
     dtype: problem.DType = "bfloat16",
     causal: problem.Causal = False,
+    window_left: WindowLeft = None,
+    window_right: WindowRight = None,
+    lengths: Lengths = "",
     strategy: problem.Strategy = "auto",
 ) -> None:
     """Times the backward pass beside FA3, FA4, cuDNN and FA2, in turns. Needs a Hopper GPU."""
@@ -77,7 +86,7 @@ def bench(
         asked = shape_from_options(
             batch, seqlen, seqlen_k, heads, kv_heads, head_dim, dtype, causal
         )
-        shapes = [bench_shape(asked)]
+        shapes = [with_options(bench_shape(asked), window_left, window_right, lengths)]
     else:
         shapes = list(preset_shapes(preset, quick))
     require_hopper()
@@ -98,6 +107,19 @@ def bench(
             console.print(f"wrote {path}", markup=False)
     if run.absent.wrong:
         raise typer.Exit(1)
+
+
+def with_options(shape: Shape, left: int | None, right: int | None, lengths: str) -> Shape:
+    """The problem with ``--window-left``, ``--window-right`` and ``--lengths``."""
+    options: dict[str, object] = {"window_left": left, "window_right": right}
+    if lengths:
+        try:
+            packed = read_lengths(lengths)
+        except ValueError as error:
+            raise typer.BadParameter(f"{lengths!r}: {error}", param_hint="--lengths") from error
+        rows = {"seqlen": max(packed), "seqlen_k": max(packed)}
+        options |= {"lengths": packed, "batch": len(packed), **rows}
+    return dataclasses.replace(shape, **options)
 
 
 def bench_blocks(
