@@ -14,6 +14,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 
 Tensors = tuple[torch.Tensor, ...]
+Dims = tuple[int | None, ...]
 
 
 def define_derivative(name: str, function: type[torch.autograd.Function]) -> None:
@@ -41,36 +42,78 @@ def call_below_autograd(operator: Callable[..., Tensors], arguments: tuple) -> T
         return operator(*arguments)
 
 
-def define_batching(name: str, tensors: int, fold: bool) -> None:
+def define_without_derivative(name: str) -> Callable[..., object]:
+    """Gives the operator ``name`` a derivative that raises: asking for it does, calling does not.
+
+    Returns:
+        The operator as an autograd Function calls it: inside torch.func's transforms, too.
+    """
+    operator = _operator(name)
+
+    class WithoutDerivative(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*arguments: object) -> Tensors:
+            return call_below_autograd(operator, arguments)
+
+        @staticmethod
+        def setup_context(ctx: object, inputs: tuple, output: Tensors) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: object, *grads: torch.Tensor | None) -> None:
+            raise_no_derivative(name, "a gradient of attention's gradient")
+
+        @staticmethod
+        def jvp(ctx: object, *tangents: torch.Tensor | None) -> None:
+            raise_no_derivative(name, "a forward-mode derivative")
+
+    def call(*arguments: object) -> object:
+        if torch._C._are_functorch_transforms_active():
+            return WithoutDerivative.apply(*arguments)
+        if torch.is_grad_enabled():  # create_graph=True
+            return operator(*arguments)
+        return call_below_autograd(operator, arguments)
+
+    define_derivative(name, WithoutDerivative)
+    return call
+
+
+def define_batching(name: str, fold: bool) -> None:
     """Gives the operator ``name`` a rule for ``torch.func.vmap``, with the bits of a loop.
 
     Args:
         name: of the operator.
-        tensors: how many tensors its arguments start with.
-        fold: whether these and the outputs have a batch in front that no bit depends on, so that
-            the dimension that vmap brings can become a part of it; else the rule is the loop.
+        fold: whether all of its tensors and outputs have a batch in front that no bit depends on,
+            so that the dimension that vmap brings can become a part of it; else the rule is the
+            loop.
     """
     operator = _operator(name)
 
-    def rule(info: object, in_dims: tuple, *arguments: object) -> tuple[Tensors, tuple[int, ...]]:
-        size = info.batch_size
-        if fold:
-            rest = arguments[tensors:]
-            batched = [
-                t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-                for t, dim in zip(arguments[:tensors], in_dims, strict=False)
-            ]
-            folded = operator(*(t.flatten(0, 1) for t in batched), *rest)
-            outputs = tuple(t.unflatten(0, (size, batched[0].shape[1])) for t in folded)
-        else:
-            dims = itertools.chain(in_dims, itertools.repeat(None))
-            slices = [
-                itertools.repeat(argument, size) if dim is None else argument.unbind(dim)
-                for argument, dim in zip(arguments, dims, strict=False)
-            ]
-            each = [operator(*one) for one in zip(*slices, strict=True)]
-            outputs = tuple(torch.stack(parts) for parts in zip(*each, strict=True))
-        return outputs, (0,) * len(outputs)
+    def folded(size: int, in_dims: Dims, arguments: tuple) -> Tensors:
+        batched = [
+            (t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)
+            if isinstance(t, torch.Tensor)
+            else t
+            for t, dim in zip(arguments, in_dims, strict=True)
+        ]
+        return tuple(t.unflatten(0, (size, t.shape[0] // size)) for t in operator(*batched))
+
+    def looped(size: int, in_dims: Dims, arguments: tuple) -> Tensors | torch.Tensor:
+        slices = [
+            itertools.repeat(argument, size) if dim is None else argument.unbind(dim)
+            for argument, dim in zip(arguments, in_dims, strict=True)
+        ]
+        each = [operator(*one) for one in zip(*slices, strict=True)]
+        if isinstance(each[0], torch.Tensor):
+            return torch.stack(each)
+        return tuple(torch.stack(parts) for parts in zip(*each, strict=True))
+
+    def rule(info: object, in_dims: Dims, *arguments: object) -> tuple[object, object]:
+        dims = (*in_dims, *(None,) * (len(arguments) - len(in_dims)))
+        outputs = (folded if fold else looped)(info.batch_size, dims, arguments)
+        return outputs, 0 if isinstance(outputs, torch.Tensor) else (0,) * len(outputs)
 
     torch.library.register_vmap(name, rule)
 

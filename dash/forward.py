@@ -290,7 +290,7 @@ def _plain_forward(call: ForwardCall) -> Result:
             scores = scores.masked_fill(~mask.sees(rows, columns), -torch.inf)
         lse = scores.logsumexp(-1)
         # In a row without keys scores and lse are -inf, and their difference would be NaN.
-        p = torch.exp(scores - lse.masked_fill(~mask.has_keys(rows), 0.0)[..., None])
+        p = torch.exp(scores - lse.masked_fill(rows < mask.keyless_rows, 0.0)[..., None])
         outs.append(p @ values)
         lses.append(lse)
     out = torch.cat(outs, 3).movedim(3, 1).flatten(2, 3)

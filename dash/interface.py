@@ -14,12 +14,13 @@ from dash.derivatives import (
     raise_no_derivative,
 )
 from dash.forward import ForwardCall, run_forward
+from dash.sink import add_sink, attention_sink_bwd, sink_reasons
 
 torch.library.define(
     "dash::attention_fwd",
     "(Tensor q, Tensor k, Tensor v, float? softmax_scale=None, bool causal=False, "
     'str strategy="auto", int group_split=0, int? window_left=None, int? window_right=None, '
-    'str forward="auto") -> (Tensor out, Tensor softmax_lse)',
+    'str forward="auto", Tensor? sink=None) -> (Tensor out, Tensor softmax_lse)',
     tags=torch.Tag.pt2_compliant_tag,
 )
 
@@ -35,6 +36,7 @@ def attention(
     softmax_scale: float | None = None,
     window_left: int | None = None,
     window_right: int | None = None,
+    sink: torch.Tensor | None = None,
     forward: str = "auto",
     strategy: str = "auto",
     group_split: int = 0,
@@ -51,14 +53,17 @@ def attention(
         window_left, window_right: query row r sees only the key columns from
             r + seqlen_k − seqlen_q − window_left to r + seqlen_k − seqlen_q + window_right. None:
             no bound on that side. Together with ``causal``: what both show.
+        sink: ``(heads,)``, floating point: one more logit for each head in the softmax's
+            denominator. Differentiable.
         forward: which forward pass runs: ``"auto"``, the best one present, or its name in
             ``dash.forward``.
         strategy, group_split: order of the gradients' sums; see ``dash.plan``.
-        return_lse: also return the logsumexp, which is not differentiable.
+        return_lse: also return the logsumexp of the scaled scores, the sink among them.
+            Differentiable.
 
     Returns:
         ``(batch, seqlen_q, heads, head_dim)`` in q's dtype; with ``return_lse`` also fp32
-        ``(batch, heads, seqlen_q)``, ±inf for rows without keys.
+        ``(batch, heads, seqlen_q)``, ±inf for rows without keys, or the sink where there is one.
 
     Raises:
         UnsupportedError: the forward asked for or the backward could not run, checked before the
@@ -68,9 +73,9 @@ def attention(
     q, k, v, softmax_scale = as_used(q, k, v, softmax_scale)
     arguments = (q, k, v, softmax_scale, causal, strategy, group_split, window_left, window_right)
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
-        out, lse = torch.ops.dash.attention_fwd.default(*arguments, forward)
+        out, lse = torch.ops.dash.attention_fwd.default(*arguments, forward, sink)
     else:
-        out, lse = _Attention.apply(*arguments, forward)
+        out, lse = _Attention.apply(*arguments, forward, sink)
     return (out, lse) if return_lse else out
 
 
@@ -107,12 +112,30 @@ class Call(NamedTuple):
     window_left: int | None = None
     window_right: int | None = None
     forward: str = "auto"
+    sink: torch.Tensor | None = None
 
     def check(self) -> None:
         """Raises ``UnsupportedError`` with every reason why the backward could not run."""
         support.check_tensors(q=self.q, k=self.k, v=self.v)
         names = Call._fields[3:9]
-        support.check(*self[:3], **dict(zip(names, self[3:9], strict=True)))
+        found = support.reasons(*self[:3], **dict(zip(names, self[3:9], strict=True)))
+        if self.sink is not None and self.q.dim() == 4:
+            found += sink_reasons(self.sink, self.q.shape[2], self.q.device)
+        if found:
+            raise support.UnsupportedError(found)
+
+    @property
+    def key(self) -> support.Key:
+        """All that the checks look at but softmax_scale."""
+        tensors = self[:3] if self.sink is None else (*self[:3], self.sink)
+        return support.key_of(tensors, self[4:9])
+
+    def keyless(self) -> torch.Tensor | None:
+        """``(seqlen_q,)`` bool: rows that see no key; None where there are none."""
+        mask = self.forward_call().mask
+        if mask.keyless_rows == 0:
+            return None
+        return torch.arange(mask.seqlen_q, device=self.q.device) < mask.keyless_rows
 
     def forward_call(self) -> ForwardCall:
         scale = self.q.shape[3] ** -0.5 if self.softmax_scale is None else self.softmax_scale
@@ -125,7 +148,7 @@ _REMEMBERED_CALLS = 4096
 
 def _attention_fwd(*arguments: object) -> OutAndLse:
     call = Call(*arguments)
-    key = support.key_of(call[:3], call[4:9])
+    key = call.key
     if key not in _checked or not support.scale_is_usable(call.softmax_scale):
         call.check()
         if len(_checked) >= _REMEMBERED_CALLS:
@@ -134,8 +157,10 @@ def _attention_fwd(*arguments: object) -> OutAndLse:
     q, k = call.q, call.k
     if q.numel() == 0 or k.numel() == 0:
         lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
-        return q.new_zeros(q.shape), lse
-    return run_forward(call.forward_call(), call.forward)
+        out = q.new_zeros(q.shape)
+    else:
+        out, lse = run_forward(call.forward_call(), call.forward)
+    return (out, lse) if call.sink is None else add_sink(out, lse, call.sink, call.keyless())
 
 
 torch.library.impl("dash::attention_fwd", ("cpu", "cuda"), _attention_fwd)
@@ -159,15 +184,26 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: object, inputs: tuple, output: OutAndLse) -> None:
-        ctx.arguments = inputs[3:9]
-        out, lse = output
-        ctx.save_for_backward(*inputs[:3], out, lse)
-        ctx.mark_non_differentiable(lse)
+        call = Call(*inputs)
+        ctx.arguments = call[3:9]
+        ctx.save_for_backward(*call[:3], *output, call.sink)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: object, dout: torch.Tensor, _: object) -> tuple[torch.Tensor | None, ...]:
-        gradients = ops.attention_bwd(dout, *ctx.saved_tensors, *ctx.arguments)
-        return *gradients, *(None,) * 7
+    def backward(
+        ctx: object, dout: torch.Tensor | None, dlse: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        if dout is None and dlse is None:
+            return (None,) * len(Call._fields)
+        *tensors, sink = ctx.saved_tensors
+        q, k, v, out, lse = tensors
+        dout = torch.zeros_like(out) if dout is None else dout
+        gradients = ops.attention_bwd(dout, *tensors, *ctx.arguments, dlse)
+        dsink = None
+        if sink is not None:
+            keyless = Call(q, k, v, *ctx.arguments).keyless()
+            dsink = attention_sink_bwd(dout, out, lse, sink, dlse, keyless)
+        return *gradients, *(None,) * 7, dsink
 
     @staticmethod
     def jvp(ctx: object, *tangents: torch.Tensor | None) -> None:
@@ -175,4 +211,4 @@ class _Attention(torch.autograd.Function):
 
 
 define_derivative("dash::attention_fwd", _Attention)
-define_batching("dash::attention_fwd", tensors=3, fold=False)  # forwards are not ours
+define_batching("dash::attention_fwd", fold=False)  # forwards are not ours

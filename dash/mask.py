@@ -52,12 +52,12 @@ class Mask(NamedTuple):
             visible = visible & (columns <= place + self.right)
         return visible
 
-    def has_keys(self, rows: torch.Tensor) -> torch.Tensor:
-        """``(rows,)`` bool: whether a row sees any key. The mask decides this, and no lse."""
-        place = rows + self.offset
-        some = torch.full_like(rows, self.seqlen_k > 0, dtype=torch.bool)
-        if self.left is not None:
-            some &= place - self.left < self.seqlen_k
-        if self.right is not None:
-            some &= place + self.right >= 0
-        return some
+    @property
+    def keyless_rows(self) -> int:
+        """Rows 0 … keyless_rows - 1 see no key; every later one sees its own place's or one beside.
+
+        The mask decides this, and no lse.
+        """
+        if self.seqlen_k == 0:
+            return self.seqlen_q
+        return 0 if self.right is None else max(0, -self.offset - self.right)

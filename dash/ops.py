@@ -4,7 +4,8 @@
 
     attention_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse,
                   float? softmax_scale=None, bool causal=False, str strategy="auto",
-                  int group_split=0, int? window_left=None, int? window_right=None)
+                  int group_split=0, int? window_left=None, int? window_right=None,
+                  Tensor? dlse=None)
         -> (Tensor dq, Tensor dk, Tensor dv)
 
 ``dout``, ``q``, ``out`` are ``(batch, seqlen_q, heads, head_dim)``; ``k``, ``v`` are ``(batch,
@@ -13,7 +14,8 @@ float32 ``(batch, heads, seqlen_q)`` or ``(batch, heads, seqlen_q, 1)``: the nat
 of exp of the scaled scores; what it, ``out`` and ``dout`` hold for a row without keys is not read.
 ``softmax_scale`` defaults to ``head_dim ** -0.5``; ``causal`` is bottom-right aligned, and so are
 the windows: a query sees ``window_left`` keys before its own place and ``window_right`` after it,
-None meaning all. ``strategy`` and ``group_split``, how many parts the q heads of a KV head are cut
+None meaning all. ``dlse``, float32 like ``softmax_lse``, is a gradient of it. ``strategy`` and
+``group_split``, how many parts the q heads of a KV head are cut
 into, fix the order of the sums (``dash.plan``). The outputs are new, contiguous, and bit for bit
 the same on every call. ``dash.support`` raises for what is not supported, before anything is
 launched. Autocast changes nothing here: inputs are taken in the dtypes they have.
@@ -26,12 +28,7 @@ from typing import NamedTuple
 import torch
 
 from dash import reference, support
-from dash.derivatives import (
-    call_below_autograd,
-    define_batching,
-    define_derivative,
-    raise_no_derivative,
-)
+from dash.derivatives import define_batching, define_without_derivative
 from dash.device import dtype_name
 from dash.extension import extension
 from dash.memory import contiguous_copy, uninitialized_like
@@ -48,7 +45,8 @@ torch.library.define(
     "dash::attention_bwd",
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
     'float? softmax_scale=None, bool causal=False, str strategy="auto", int group_split=0, '
-    "int? window_left=None, int? window_right=None) -> (Tensor dq, Tensor dk, Tensor dv)",
+    "int? window_left=None, int? window_right=None, Tensor? dlse=None) "
+    "-> (Tensor dq, Tensor dk, Tensor dv)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
@@ -68,6 +66,7 @@ class Call(NamedTuple):
     group_split: int = 0
     window_left: int | None = None
     window_right: int | None = None
+    dlse: torch.Tensor | None = None
 
     @property
     def scale(self) -> float:
@@ -75,13 +74,25 @@ class Call(NamedTuple):
 
     def problem(self) -> Problem:
         shapes = tuple(self.q.shape), tuple(self.k.shape)
-        return Problem(*shapes, self.q.dtype, *self[7:], self.q.device)
+        return Problem(*shapes, self.q.dtype, *self.order, self.q.device)
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """causal, strategy, group_split and the windows."""
+        return self[7:12]
+
+    @property
+    def key(self) -> support.Key:
+        """All that the checks look at but softmax_scale."""
+        tensors = self[:6] if self.dlse is None else (*self[:6], self.dlse)
+        return support.key_of(tensors, self.order)
 
     def check(self) -> None:
         """Raises ``UnsupportedError`` with every reason why the call cannot run."""
         support.check_tensors(**dict(zip(self._fields[:6], self[:6], strict=True)))
         tensors = {"dout": self.dout, "out": self.out, "softmax_lse": self.softmax_lse}
-        order = dict(zip(self._fields[7:], self[7:], strict=True))
+        tensors["dlse"] = self.dlse
+        order = dict(zip(self._fields[7:12], self.order, strict=True))
         support.check(self.q, self.k, self.v, **tensors, softmax_scale=self.softmax_scale, **order)
 
     def zeros(self) -> Gradients:
@@ -101,7 +112,10 @@ def _attention_bwd_cpu(*arguments: object) -> Gradients:
     problem = call.problem()
     if problem.empty:
         return call.zeros()
-    return reference.attention_bwd(*call[:5], _lse(call), call.scale, cached_plan(problem))
+    dlse = None if call.dlse is None else _rows(call.dlse)
+    return reference.attention_bwd(
+        *call[:5], _rows(call.softmax_lse), call.scale, cached_plan(problem), dlse
+    )
 
 
 class Launch(NamedTuple):
@@ -155,6 +169,8 @@ def _attention_bwd_cuda(*arguments: object) -> Gradients:
             launch.workspace_bytes,
             device.index,
             torch._C._cuda_getCurrentRawStream(device.index),
+            None,
+            None if call.dlse is None else (call.dlse.data_ptr(), *call.dlse.stride()[:3]),
         )
     except ValueError as error:  # what only the stream's context can say: too few SMs, for one
         raise support.UnsupportedError([str(error).removeprefix("dash: ")]) from error
@@ -171,7 +187,7 @@ def _launch_of(call: Call) -> Launch | None:
     Raises:
         UnsupportedError: with every reason why the call cannot run.
     """
-    key = support.key_of(call[:6], call[7:])
+    key = call.key
     if key in _launches and support.scale_is_usable(call.softmax_scale):
         return _launches[key]
     call.check()
@@ -197,40 +213,9 @@ def _prepare(call: Call) -> Launch | None:
     )
 
 
-class _WithoutDerivative(torch.autograd.Function):
-    """The operator where a derivative of it may be asked for: the question raises, not the call."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments: object) -> Gradients:
-        return call_below_autograd(torch.ops.dash.attention_bwd.default, arguments)
-
-    @staticmethod
-    def setup_context(ctx: object, inputs: tuple, output: Gradients) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: object, *grads: torch.Tensor | None) -> None:
-        raise_no_derivative("dash::attention_bwd", "a gradient of attention's gradient")
-
-    @staticmethod
-    def jvp(ctx: object, *tangents: torch.Tensor | None) -> None:
-        raise_no_derivative("dash::attention_bwd", "a forward-mode derivative")
-
-
-define_derivative("dash::attention_bwd", _WithoutDerivative)
-define_batching("dash::attention_bwd", tensors=6, fold=True)
-
-
-def attention_bwd(*arguments: object) -> Gradients:
-    """The operator as an autograd Function calls it: also inside torch.func's transforms."""
-    if torch._C._are_functorch_transforms_active():
-        return _WithoutDerivative.apply(*arguments)
-    operator = torch.ops.dash.attention_bwd.default
-    if torch.is_grad_enabled():  # create_graph=True
-        return operator(*arguments)
-    return call_below_autograd(operator, arguments)
+# As an autograd Function calls it.
+attention_bwd = define_without_derivative("dash::attention_bwd")
+define_batching("dash::attention_bwd", fold=True)
 
 
 def tma_ready(t: torch.Tensor) -> torch.Tensor:
@@ -250,8 +235,9 @@ def tma_ready(t: torch.Tensor) -> torch.Tensor:
     return t if strides_fit and t.stride(3) == 1 else contiguous_copy(t)
 
 
-def _lse(call: Call) -> torch.Tensor:
-    return call.softmax_lse.reshape(call.softmax_lse.shape[:3])
+def _rows(lse: torch.Tensor) -> torch.Tensor:
+    """``(batch, heads, seqlen_q)`` of what may have a last dimension of one."""
+    return lse.reshape(lse.shape[:3])
 
 
 def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, int, int]:

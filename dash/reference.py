@@ -72,7 +72,7 @@ class _Heads:
             key, whatever the inputs hold there.
         k, v: ``(n, kv_tiles · tile_kv, head_dim)``.
         lse_log2: ``(n, group, q_tiles · tile_q)`` fp32, lse · log2 e; +inf in rows without keys.
-        delta: like lse_log2: rowsum of dO ∘ O, 0 in rows without keys.
+        delta: like lse_log2: rowsum of dO ∘ O less dlse, 0 in rows without keys.
     """
 
     q: torch.Tensor
@@ -93,6 +93,7 @@ def attention_bwd(
     softmax_lse: torch.Tensor,
     softmax_scale: float,
     plan: Plan,
+    dlse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk, dv of attention, in the plan's order.
 
@@ -102,6 +103,7 @@ def attention_bwd(
         softmax_lse: ``(batch, heads, seqlen_q)`` fp32.
         softmax_scale: factor on the scores.
         plan: what ``dash.plan`` says about these shapes.
+        dlse: like softmax_lse, a gradient of it; None: there is none.
     """
     problem = plan.problem.in_tiles(plan.group_split)
     mask = plan.problem.mask
@@ -111,7 +113,7 @@ def attention_bwd(
     grouped_dq = dq.unflatten(2, (problem.kv_slices, problem.heads_of_chain))
     for chains, pairs in _pairs_by_order(plan.strategy, problem).items():
         batches, kv_heads = (torch.tensor(i, device="cpu") for i in zip(*pairs, strict=True))
-        heads = _gather(dout, q, k, v, out, softmax_lse, problem, mask, batches, kv_heads)
+        heads = _gather(dout, q, k, v, out, softmax_lse, dlse, problem, mask, batches, kv_heads)
         head_dq, head_dk, head_dv = _play(chains, heads, problem, mask, softmax_scale)
         # (n, group, seqlen, head_dim) → (n, seqlen, group, head_dim)
         grouped_dq[batches, :, kv_heads] = head_dq.transpose(1, 2)[:, : problem.seqlen_q]
@@ -148,6 +150,7 @@ def _gather(
     v: torch.Tensor,
     out: torch.Tensor,
     softmax_lse: torch.Tensor,
+    dlse: torch.Tensor | None,
     problem: object,
     mask: Mask,
     batches: torch.Tensor,
@@ -165,12 +168,17 @@ def _gather(
         head = t[batches, :, kv_heads // problem.group_split]
         return torch.nn.functional.pad(head, (0, 0, 0, more_kv))
 
-    lse = softmax_lse.unflatten(1, (problem.kv_slices, problem.heads_of_chain))[batches, kv_heads]
-    keyless = ~mask.has_keys(torch.arange(problem.seqlen_q, device="cpu"))
+    def by_head(t: torch.Tensor) -> torch.Tensor:
+        return t.unflatten(1, (problem.kv_slices, problem.heads_of_chain))[batches, kv_heads]
+
+    lse = by_head(softmax_lse)
+    keyless = torch.arange(problem.seqlen_q, device="cpu") < mask.keyless_rows
     head_q, head_dout, head_out = (
         q_side(t).masked_fill(keyless[:, None], 0.0) for t in (q, dout, out)
     )
     delta = (head_dout.double() * head_out.double()).sum(-1).float()
+    if dlse is not None:
+        delta = delta - by_head(dlse).masked_fill(keyless, 0.0)
     lse_log2 = lse.masked_fill(keyless, torch.inf) * LOG2_E
     pad_rows = (0, 0, 0, more_q)
     return _Heads(

@@ -50,6 +50,7 @@ def reasons(
     dout: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     softmax_lse: torch.Tensor | None = None,
+    dlse: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     **order: object,
 ) -> list[str]:
@@ -61,6 +62,7 @@ def reasons(
         dout, out: like q, checked where given.
         softmax_lse: float32 ``(batch, heads, seqlen_q)`` or ``(batch, heads, seqlen_q, 1)``,
             checked where given.
+        dlse: like softmax_lse, checked where given.
         softmax_scale: finite, or None for ``head_dim ** -0.5``.
         order: ``causal``, ``strategy``, ``group_split``, ``window_left`` and ``window_right`` as in
             ``dash.problem.Problem``.
@@ -71,7 +73,8 @@ def reasons(
     """
     tensors = {"q": q, "k": k, "v": v}
     tensors |= {name: t for name, t in (("dout", dout), ("out", out)) if t is not None}
-    with_lse = tensors if softmax_lse is None else tensors | {"softmax_lse": softmax_lse}
+    lse = {name: t for name, t in (("softmax_lse", softmax_lse), ("dlse", dlse)) if t is not None}
+    with_lse = tensors | lse
     if no_tensors := _no_tensors(with_lse):
         return no_tensors
     found = [*_device_reasons(with_lse), *_dtype_reasons(tensors), *_layout_reasons(tensors)]
@@ -79,8 +82,8 @@ def reasons(
         return found
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     found += [*_shape_reasons(shapes), *_head_reasons(shapes)]
-    if softmax_lse is not None:
-        found += _lse_reasons(q, softmax_lse)
+    for name, t in lse.items():
+        found += _lse_reasons(q, name, t)
     found += scale_reasons(softmax_scale)
     if found:
         return found
@@ -237,15 +240,15 @@ def _head_reasons(shapes: Shapes) -> Iterator[str]:
         )
 
 
-def _lse_reasons(q: torch.Tensor, lse: torch.Tensor) -> Iterator[str]:
+def _lse_reasons(q: torch.Tensor, name: str, lse: torch.Tensor) -> Iterator[str]:
     if lse.dtype != torch.float32:
-        yield f"softmax_lse has dtype {lse.dtype}; required: torch.float32"
+        yield f"{name} has dtype {lse.dtype}; required: torch.float32"
     if lse.layout != torch.strided:
-        yield f"softmax_lse has layout {lse.layout}; required: torch.strided"
+        yield f"{name} has layout {lse.layout}; required: torch.strided"
     wanted = (q.shape[0], q.shape[2], q.shape[1])
     if tuple(lse.shape) not in (wanted, (*wanted, 1)):
         yield (
-            f"softmax_lse has shape {tuple(lse.shape)}; required: (batch, heads, seqlen_q) = "
+            f"{name} has shape {tuple(lse.shape)}; required: (batch, heads, seqlen_q) = "
             f"{wanted}, or {(*wanted, 1)}"
         )
 

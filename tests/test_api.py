@@ -33,7 +33,7 @@ def test_schema() -> None:
     assert schema == (
         "dash::attention_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, "
         'Tensor softmax_lse, float? softmax_scale=None, bool causal=False, str strategy="auto", '
-        "int group_split=0, int? window_left=None, int? window_right=None) "
+        "int group_split=0, int? window_left=None, int? window_right=None, Tensor? dlse=None) "
         "-> (Tensor dq, Tensor dk, Tensor dv)"
     )
 
@@ -202,8 +202,8 @@ def test_the_cuda_call_fits_the_binding(monkeypatch, causal) -> None:
     lse = (tensors["softmax_lse"].data_ptr(), 4 * 96, 96, 1)
     grads = [(t.data_ptr(), *s) for t, s in zip((dq, dk, dv), (rows, keys, keys), strict=True)]
     assert called[5:14] == [*views, lse, *grads]
-    _, workspace_bytes, device, stream = called[14:]
-    assert (workspace_bytes, device, stream) == (plan.workspace_bytes, None, 7)
+    _, *rest = called[14:]
+    assert rest == [plan.workspace_bytes, None, 7, None, None]  # max_ctas, dlse
     if not _C.HAS_KERNELS:
         with pytest.raises(RuntimeError, match="needs the CUDA kernels"):
             _C.backward(*called[:16], 0, 7)

@@ -70,7 +70,7 @@ def test_return_lse() -> None:
     assert lse.shape == (2, 4, 96)
     assert lse.dtype == torch.float32
     assert out.requires_grad
-    assert not lse.requires_grad
+    assert lse.requires_grad
 
 
 def test_attention_checks_before_the_forward() -> None:

@@ -31,8 +31,8 @@ TensorView take_view(Keywords& keywords, char const* name) {
   return {reinterpret_cast<void*>(data), 0, row_stride, head_stride};
 }
 
-LseView take_lse(Keywords& keywords) {
-  auto const [data, head_stride, row_stride] = keywords.take<Packed>("lse");
+LseView take_lse(Keywords& keywords, char const* name) {
+  auto const [data, head_stride, row_stride] = keywords.take<Packed>(name);
   return {reinterpret_cast<float const*>(data), 0, head_stride, row_stride};
 }
 
@@ -51,13 +51,18 @@ TensorView view_of(Batched const& t) {
   return {reinterpret_cast<void*>(data), batch_stride, seq_stride, head_stride};
 }
 
+LseView lse_view_of(Batched const& t) {
+  auto const [data, batch_stride, head_stride, seq_stride] = t;
+  return {reinterpret_cast<float const*>(data), batch_stride, head_stride, seq_stride};
+}
+
 // By position on the way from dash.ops: to look a keyword up takes longer than to check its value.
 void call_backward(Problem const& problem, std::string const& strategy, std::string const& dtype,
                    int head_dim, float softmax_scale, Batched const& q, Batched const& k,
                    Batched const& v, Batched const& out, Batched const& dout, Batched const& lse,
                    Batched const& dq, Batched const& dk, Batched const& dv, uintptr_t workspace,
                    size_t workspace_bytes, int device, uintptr_t stream,
-                   std::optional<int> max_ctas) {
+                   std::optional<int> max_ctas, std::optional<Batched> const& dlse) {
   BackwardArgs args;
   args.problem = problem;
   args.strategy = strategy_named(strategy);
@@ -69,8 +74,8 @@ void call_backward(Problem const& problem, std::string const& strategy, std::str
   args.v = view_of(v);
   args.out = view_of(out);
   args.dout = view_of(dout);
-  auto const [lse_data, batch_stride, head_stride, seq_stride] = lse;
-  args.lse = {reinterpret_cast<float const*>(lse_data), batch_stride, head_stride, seq_stride};
+  args.lse = lse_view_of(lse);
+  if (dlse) args.dlse = lse_view_of(*dlse);
   args.dq = view_of(dq);
   args.dk = view_of(dk);
   args.dv = view_of(dv);
@@ -107,7 +112,8 @@ void take_tensors(Keywords& keywords, BackwardArgs& args) {
   args.v = take_view(keywords, "v");
   args.out = take_view(keywords, "out");
   args.dout = take_view(keywords, "dout");
-  args.lse = take_lse(keywords);
+  args.lse = take_lse(keywords, "lse");
+  if (keywords.has("dlse")) args.dlse = take_lse(keywords, "dlse");
   args.dq = take_view(keywords, "dq");
   args.dk = take_view(keywords, "dk");
   args.dv = take_view(keywords, "dv");
@@ -151,10 +157,11 @@ void bind_backward(py::module_& m) {
         py::arg("head_dim"), py::arg("softmax_scale"), py::arg("q"), py::arg("k"), py::arg("v"),
         py::arg("out"), py::arg("dout"), py::arg("lse"), py::arg("dq"), py::arg("dk"),
         py::arg("dv"), py::arg("workspace"), py::arg("workspace_bytes"), py::arg("device"),
-        py::arg("stream"), py::arg("max_ctas") = py::none(),
+        py::arg("stream"), py::arg("max_ctas") = py::none(), py::arg("dlse") = py::none(),
         "Enqueues the backward pass. q, k, v, out, dout, dq, dk, dv are (address, batch_stride, "
-        "seq_stride, head_stride) and lse (address, batch_stride, head_stride, seq_stride), in "
-        "elements; max_ctas bounds the main kernel's grid. Private to dash: addresses and strides "
+        "seq_stride, head_stride), lse and dlse (address, batch_stride, head_stride, seq_stride), "
+        "in elements; dlse is a gradient of lse, or None; max_ctas bounds the main kernel's grid. "
+        "Private to dash: addresses and strides "
         "are checked for what the kernels need, and trusted to lie inside tensors.");
 }
 

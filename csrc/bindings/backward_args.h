@@ -6,7 +6,8 @@
 
 namespace dash {
 
-// q, k, v, out, dout, dq, dk, dv as (address, row stride, head stride), lse with head before row.
+// q, k, v, out, dout, dq, dk, dv as (address, row stride, head stride), lse with head before row;
+// dlse likewise, if it is there.
 void take_tensors(Keywords& keywords, BackwardArgs& args);
 
 // dtype, softmax_scale, workspace, workspace_bytes, device, stream, max_ctas.

@@ -153,7 +153,8 @@ void bind_packing(py::module_& m) {
         "cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k as addresses of int32 on the device, the "
         "last two or 0; dtype, softmax_scale; q, k, v, out, dout, dq, dk, dv as (address, "
         "row_stride, head_stride) and lse as (address, head_stride, row_stride), in elements; "
-        "workspace, workspace_bytes, device, stream; optional max_ctas and resident_ctas.");
+        "workspace, workspace_bytes, device, stream; optional dlse, as lse, max_ctas and "
+        "resident_ctas.");
 }
 
 }  // namespace dash

@@ -55,6 +55,7 @@ struct BackwardArgs {
   float softmax_scale = 0.f;
   TensorView q, k, v, out, dout;  // read
   LseView lse;                    // read
+  LseView dlse;                   // read: a gradient of lse, which enters as delta - dlse; or null
   TensorView dq, dk, dv;          // written
   void* workspace = nullptr;      // device memory, 128-byte aligned, workspace_bytes() long
   size_t workspace_bytes = 0;

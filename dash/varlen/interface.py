@@ -14,17 +14,19 @@ from dash.derivatives import (
     raise_no_derivative,
 )
 from dash.interface import as_used
+from dash.sink import add_sink, attention_sink_bwd, sink_reasons
 from dash.varlen import checks
 from dash.varlen.forward import Pack, run_forward
 from dash.varlen.ops import attention_varlen_bwd
+from dash.varlen.rows import keyless_rows, owners
 
 torch.library.define(
     "dash::attention_varlen_fwd",
     "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
     "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, float? softmax_scale=None, "
     "bool causal=False, int? window_left=None, int? window_right=None, Tensor? seqused_q=None, "
-    'Tensor? seqused_k=None, str strategy="auto", int group_split=0, str forward="auto") '
-    "-> (Tensor out, Tensor softmax_lse)",
+    'Tensor? seqused_k=None, str strategy="auto", int group_split=0, str forward="auto", '
+    "Tensor? sink=None) -> (Tensor out, Tensor softmax_lse)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
@@ -46,6 +48,7 @@ def attention_varlen(
     window_right: int | None = None,
     seqused_q: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
     forward: str = "auto",
     strategy: str = "auto",
     group_split: int = 0,
@@ -73,13 +76,16 @@ def attention_varlen(
             all of them. A window that no row of a sequence notices is as none, for that sequence.
         seqused_q, seqused_k: int32 ``(batch,)``: sequences shorter than their space. The rows
             between are zeros in out and in all gradients.
+        sink: ``(heads,)``, floating point: one more logit for each head in the softmax's
+            denominator. Differentiable.
         forward: ``"auto"``, or a name of ``dash.varlen.forward.FORWARDS``.
         strategy, group_split: order of the gradients' sums; see ``dash.plan_varlen``.
-        return_lse: also return the logsumexp, which is not differentiable.
+        return_lse: also return the logsumexp of the scaled scores, the sink among them.
+            Differentiable.
 
     Returns:
         ``(total_q, heads, head_dim)`` in q's dtype; with ``return_lse`` also fp32 ``(heads,
-        total_q)``, ±inf for rows without keys and rows of no sequence.
+        total_q)``, ±inf, or the sink, for rows without keys and rows of no sequence.
 
     Raises:
         UnsupportedError: the backward could not run, checked before the forward does. What
@@ -91,7 +97,7 @@ def attention_varlen(
     arguments = (
         q, k, v, cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, *bounds,
         softmax_scale, causal, window_left, window_right, seqused_q, seqused_k, strategy,
-        group_split, forward,
+        group_split, forward, sink,
     )  # fmt: skip
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         out, lse = torch.ops.dash.attention_varlen_fwd.default(*arguments)
@@ -119,16 +125,21 @@ class Call(NamedTuple):
     strategy: str = "auto"
     group_split: int = 0
     forward: str = "auto"
+    sink: torch.Tensor | None = None
 
     def check(self) -> None:
         """Raises ``UnsupportedError`` with every reason why the backward could not run."""
         support.check_tensors(**dict(zip(self._fields[:5], self[:5], strict=True)))
-        checks.check(
+        found = checks.reasons(
             *self[:5], seqused_q=self.seqused_q, seqused_k=self.seqused_k,
             softmax_scale=self.softmax_scale, causal=self.causal, strategy=self.strategy,
             group_split=self.group_split, window_left=self.window_left,
             window_right=self.window_right,
         )  # fmt: skip
+        if self.sink is not None and self.q.dim() == 3:
+            found += sink_reasons(self.sink, self.q.shape[1], self.q.device)
+        if found:
+            raise support.UnsupportedError(found)
 
     def pack(self) -> Pack:
         scale = self.q.shape[2] ** -0.5 if self.softmax_scale is None else self.softmax_scale
@@ -137,8 +148,16 @@ class Call(NamedTuple):
     @property
     def key(self) -> support.Key:
         """All that the checks look at but softmax_scale."""
-        tensors = (*self[:5], *(t for t in self[11:13] if t is not None))
-        return support.key_of(tensors, (self.seqused_q is None, *self[8:11], *self[13:15]))
+        tensors = (*self[:5], *(t for t in (*self[11:13], self.sink) if t is not None))
+        there = self.seqused_q is None, self.sink is None
+        return support.key_of(tensors, (*there, *self[8:11], *self[13:15]))
+
+    def inside_and_keyless(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """bool ``(total_q,)`` each: rows of sequences, and rows that see no key."""
+        of_q = owners(self.cu_seqlens_q, self.seqused_q, self.q.shape[0])
+        lengths = self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_q, self.seqused_k
+        right = 0 if self.causal else self.window_right
+        return of_q.inside, keyless_rows(of_q, *lengths, right)
 
 
 _checked: set[support.Key] = set()
@@ -156,8 +175,14 @@ def _attention_varlen_fwd(*arguments: object) -> OutAndLse:
     q = call.q
     if q.numel() == 0 or call.k.numel() == 0 or call.cu_seqlens_q.shape[0] == 1:
         lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
-        return q.new_zeros(q.shape), lse
-    return run_forward(call.pack(), call.forward)
+        out, keyless = q.new_zeros(q.shape), None
+    else:
+        out, lse = run_forward(call.pack(), call.forward)
+        keyless = None if call.sink is None else call.inside_and_keyless()[1]
+    if call.sink is None:
+        return out, lse
+    one = add_sink(out[None], lse[None], call.sink, keyless)
+    return tuple(t[0] for t in one)
 
 
 torch.library.impl("dash::attention_varlen_fwd", ("cpu", "cuda"), _attention_varlen_fwd)
@@ -184,16 +209,29 @@ class _AttentionVarlen(torch.autograd.Function):
         # The bounds stay behind: the backward never looks at them.
         ctx.mask = call[7:11]
         ctx.order = call.strategy, call.group_split
-        ctx.save_for_backward(*call[:3], out, lse, *call[3:5], *call[11:13])
-        ctx.mark_non_differentiable(lse)
+        ctx.save_for_backward(*call[:3], out, lse, *call[3:5], *call[11:13], call.sink)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: object, dout: torch.Tensor, _: object) -> tuple[torch.Tensor | None, ...]:
-        *tensors, seqused_q, seqused_k = ctx.saved_tensors
+    def backward(
+        ctx: object, dout: torch.Tensor | None, dlse: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        if dout is None and dlse is None:
+            return (None,) * len(Call._fields)
+        *tensors, seqused_q, seqused_k, sink = ctx.saved_tensors
+        q, k, v, out, lse, *lengths = tensors
+        dout = torch.zeros_like(out) if dout is None else dout
         gradients = attention_varlen_bwd(
-            dout, *tensors, None, None, *ctx.mask, seqused_q, seqused_k, *ctx.order
+            dout, *tensors, None, None, *ctx.mask, seqused_q, seqused_k, *ctx.order, dlse
         )
-        return *gradients, *(None,) * 13
+        dsink = None
+        if sink is not None:
+            call = Call(q, k, v, *lengths, None, None, *ctx.mask, seqused_q, seqused_k)
+            inside, keyless = call.inside_and_keyless()
+            if dlse is not None:  # nothing is read that rows of no sequence hold
+                dlse = dlse.masked_fill(~inside, 0.0)[None]
+            dsink = attention_sink_bwd(dout[None], out[None], lse[None], sink, dlse, keyless)
+        return *gradients, *(None,) * 13, dsink
 
     @staticmethod
     def jvp(ctx: object, *tangents: torch.Tensor | None) -> None:
@@ -201,4 +239,4 @@ class _AttentionVarlen(torch.autograd.Function):
 
 
 define_derivative("dash::attention_varlen_fwd", _AttentionVarlen)
-define_batching("dash::attention_varlen_fwd", tensors=5, fold=False)  # forwards are not ours
+define_batching("dash::attention_varlen_fwd", fold=False)  # forwards are not ours

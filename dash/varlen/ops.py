@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import torch
 
-from dash.derivatives import define_batching, define_derivative, raise_no_derivative
+from dash.derivatives import define_batching, define_without_derivative
 from dash.varlen import checks, reference
 from dash.varlen.call import PackedCall
 from dash.varlen.launch import launch
@@ -53,28 +53,6 @@ def _attention_varlen_bwd_cuda(*arguments: object) -> Gradients:
     return launch(PackedCall(*arguments))
 
 
-class _WithoutDerivative(torch.autograd.Function):
-    """The operator where a derivative of it may be asked for: the question raises, not the call."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments: object) -> Gradients:
-        return torch.ops.dash.attention_varlen_bwd(*arguments)
-
-    @staticmethod
-    def setup_context(ctx: object, inputs: tuple, output: Gradients) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: object, *grads: torch.Tensor | None) -> None:
-        raise_no_derivative(_NAME, "a gradient of attention's gradient")
-
-    @staticmethod
-    def jvp(ctx: object, *tangents: torch.Tensor | None) -> None:
-        raise_no_derivative(_NAME, "a forward-mode derivative")
-
-
 for _name, _type in _MAX_SEQLEN.items():
     torch.library.define(
         _name,
@@ -89,12 +67,7 @@ for _name, _type in _MAX_SEQLEN.items():
     torch.library.register_fake(_name)(_attention_varlen_bwd_fake)
     torch.library.impl(_name, "cpu", _attention_varlen_bwd_cpu)
     torch.library.impl(_name, "cuda", _attention_varlen_bwd_cuda)
-    define_derivative(_name, _WithoutDerivative)
-    define_batching(_name, tensors=8, fold=False)
+    define_batching(_name, fold=False)
 
-
-def attention_varlen_bwd(*arguments: object) -> Gradients:
-    """The operator as an autograd Function calls it: also inside torch.func's transforms."""
-    if torch._C._are_functorch_transforms_active():
-        return _WithoutDerivative.apply(*arguments)
-    return torch.ops.dash.attention_varlen_bwd.default(*arguments)
+# As an autograd Function calls it, without bounds.
+attention_varlen_bwd, _ = (define_without_derivative(_name) for _name in _MAX_SEQLEN)
