@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dash.bench import fa3_jax, worker
-from dash.bench.flash_interface import FA3_MODULE, find_module, interface_calls
-from dash.bench.inputs import make_tensors
+from dash.bench.flash_interface import FA3_MODULE, FA4_MODULE, find_module, interface_calls
+from dash.bench.inputs import make_tensors, plain_sequence
 from dash.bench.measure import Meter
 from dash.bench.providers import CallProvider, Unavailable, check, dash_calls
 from dash.bench.run import ALL_PROVIDERS, Bench, find_provider, find_providers
@@ -61,6 +61,57 @@ def test_dash_is_called_with_what_it_takes(shape: Shape) -> None:
     call, facts = dash_calls("auto")(shape, tensors)
     check(call, tensors)
     assert facts["version"]
+
+
+@pytest.fixture
+def stand_in_4(monkeypatch: pytest.MonkeyPatch):
+    """FlashAttention-4's package: None is an unlimited window, lse comes too, no longest length."""
+    calls = []
+
+    def dense(q, k, v, softmax_scale=None, causal=False, window_size=(None, None), softcap=0.0,
+              deterministic=False):  # fmt: skip
+        calls.append(window_size)
+        batches = zip(q, k, v, strict=True)
+        return torch.stack(
+            [sequence(*t, softmax_scale, causal, window_size) for t in batches]
+        ), None
+
+    def varlen(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, softmax_scale=None, causal=False,
+               window_size=(None, None)):  # fmt: skip
+        ends = cu_seqlens_q.tolist()
+        rows = [slice(*ends[i : i + 2]) for i in range(len(ends) - 1)]
+        return torch.cat(
+            [sequence(q[r], k[r], v[r], softmax_scale, causal, window_size) for r in rows]
+        ), None
+
+    def sequence(q, k, v, scale, causal, window):
+        assert scale == q.shape[-1] ** -0.5
+        left, right = window
+        shape = Shape(1, len(q), q.shape[1], k.shape[1], q.shape[2], causal, seqlen_k=len(k),
+                      head_dim_v=v.shape[2], window_left=left, window_right=right)  # fmt: skip
+        return plain_sequence(shape, q.float(), k.float(), v.float())[0].to(q.dtype)
+
+    module = type(sys)(FA4_MODULE)
+    module.flash_attn_func, module.flash_attn_varlen_func, module.calls = dense, varlen, calls
+    monkeypatch.setitem(sys.modules, "flash_attn", type(sys)("flash_attn"))
+    monkeypatch.setitem(sys.modules, FA4_MODULE, module)
+    return module
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_flash_attention_4_by_its_interface(stand_in_4, shape: Shape) -> None:
+    tensors = make_tensors(shape, "cpu")
+    call, _ = interface_calls(FA4_MODULE, False)(shape, tensors)
+    check(call, tensors)
+    if not shape.packed:
+        wanted = {WINDOW: (7, 0), TWO_SIDED: (5, 9)}.get(shape, (None, None))
+        assert stand_in_4.calls == [wanted]
+
+
+def test_a_release_without_determinism_has_no_deterministic_number(stand_in_4) -> None:
+    tensors = make_tensors(PACKED, "cpu")
+    with pytest.raises(Unavailable, match="does not take deterministic"):
+        interface_calls(FA4_MODULE, True)(PACKED, tensors)
 
 
 def test_a_wrong_provider_gets_no_number() -> None:

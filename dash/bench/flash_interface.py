@@ -2,13 +2,15 @@
 
 ``flash_attn_interface`` is FlashAttention-3's package and ``flash_attn.cute`` FlashAttention-4's.
 Their autograd nodes are what a training step pays, so the backward is played through autograd. Only
-keywords that both have carried since their first releases are used.
+keywords of their first releases are needed; what a release does not know and would only be told for
+its convenience (the longest sequence) is left out.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +26,7 @@ from dash.bench.shapes import Shape
 FA3_MODULE = "flash_attn_interface"
 FA4_MODULE = "flash_attn.cute"
 DISTRIBUTIONS = {FA3_MODULE: ("flash_attn_3", "flash-attn-3"), FA4_MODULE: ("flash-attn-4",)}
+CONVENIENCES = ("max_seqlen_q", "max_seqlen_k")
 UNLIMITED = {FA3_MODULE: -1, FA4_MODULE: None}
 
 
@@ -65,9 +68,10 @@ def interface_calls(
         if shape.packed:
             options |= {"cu_seqlens_q": t.cu_seqlens, "cu_seqlens_k": t.cu_seqlens}
             options |= {"max_seqlen_q": shape.seqlen, "max_seqlen_k": shape.seqlen_k}
-            out = module.flash_attn_varlen_func(*leaves, **options)
+            function = module.flash_attn_varlen_func
         else:
-            out = module.flash_attn_func(*leaves, **options)
+            function = module.flash_attn_func
+        out = function(*leaves, **known_options(function, options))
         out = out[0] if isinstance(out, tuple) else out  # some releases always return lse, too
 
         def call() -> tuple[torch.Tensor, ...]:
@@ -76,6 +80,21 @@ def interface_calls(
         return call, {"version": version_of(name, module)}
 
     return calls
+
+
+def known_options(function: Callable, options: dict[str, object]) -> dict[str, object]:
+    """The options that this release of the function takes.
+
+    Raises:
+        Unavailable: it lacks one that decides what is computed.
+    """
+    known = inspect.signature(function).parameters
+    lost = [n for n in options if n not in known and n not in CONVENIENCES]
+    if "deterministic" in lost and not options["deterministic"]:
+        lost.remove("deterministic")
+    if lost:
+        raise Unavailable(f"{function.__name__} of this release does not take {', '.join(lost)}")
+    return {name: value for name, value in options.items() if name in known}
 
 
 def version_of(name: str, module: ModuleType) -> str:
