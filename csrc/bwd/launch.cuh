@@ -73,6 +73,7 @@ CallParams call_params(BackwardArgs const& args) {
   Problem const& p = args.problem;
   WorkspaceLayout const layout(workspace_sizes(args), p.tile_q, p.tile_kv, Config::kHeadDim);
   int* const header = at<int>(args.workspace, layout.table_header);
+  bool const split = workspace_sizes(args).parts_tiles > 0;
   CallParams params{.problem = p,
                     .packed = args.packed,
                     .table = {.num_tickets = header,
@@ -90,8 +91,8 @@ CallParams call_params(BackwardArgs const& args) {
                     .lse_log2 = at<float>(args.workspace, layout.lse_log2),
                     .minus_delta = at<float>(args.workspace, layout.minus_delta),
                     .dq_accum = at<float>(args.workspace, layout.dq_accum),
-                    .dk_parts = at<float>(args.workspace, layout.dk_parts),
-                    .dv_parts = at<float>(args.workspace, layout.dv_parts),
+                    .dk_parts = split ? at<float>(args.workspace, layout.dk_parts) : nullptr,
+                    .dv_parts = split ? at<float>(args.workspace, layout.dv_parts) : nullptr,
                     .dq_turns = at<int>(args.workspace, layout.dq_turns),
                     .dealer = {.next = at<int>(args.workspace, layout.next),
                                .arrivals = at<int>(args.workspace, layout.arrivals),
@@ -244,7 +245,7 @@ void launch_backward(BackwardArgs const& args) {
   config.dynamicSmemBytes = 0;
   launch_dependent(convert_dq<Element, Config>, call, config);
 
-  if (workspace_sizes(args).parts_tiles == 0) return;
+  if (call.dk_parts == nullptr) return;
   config.gridDim = p.batch * p.kv_heads * call.kv_tiles_of_head;
   launch_dependent(sum_kv_parts<Element, Config>, call, config);
 }

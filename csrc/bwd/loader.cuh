@@ -33,53 +33,59 @@ class Loader {
         // because it must wait for that chain's last product with V.
         bool const first = flags & kFirstOfChain;
         if (first) load_k(planned);
-        load_step(planned);
+        if (flags & kKeylessRows)
+          load_step<true>(planned);
+        else
+          load_step<false>(planned);
         if (first) load_v(planned);
       }
     }
   }
 
  private:
+  template <bool kKeyless>
   __device__ void load_step(PlannedStep const& planned) {
     int const stage = ring_.stage();
     int64_t const padded_row = int64_t{planned.step.dq_tile} * Config::kTileQ;
 
     mbarrier_wait(smem_.q_empty[stage], ring_.parity() ^ 1, "q_empty");
     smem_.steps[stage] = planned.step;
-    load_q_side(smem_.q[stage], params_.q, smem_.lse_log2[stage], params_.lse_log2 + padded_row,
-                smem_.q_full[stage], planned);
+    load_q_side<kKeyless>(smem_.q[stage], params_.q, smem_.lse_log2[stage],
+                          params_.lse_log2 + padded_row, smem_.q_full[stage], planned);
 
     mbarrier_wait(smem_.dout_empty[stage], ring_.parity() ^ 1, "dout_empty");
-    load_q_side(smem_.dout[stage], params_.dout, smem_.minus_delta[stage],
-                params_.minus_delta + padded_row, smem_.dout_full[stage], planned);
+    load_q_side<kKeyless>(smem_.dout[stage], params_.dout, smem_.minus_delta[stage],
+                          params_.minus_delta + padded_row, smem_.dout_full[stage], planned);
     ring_.advance();
   }
 
   // A tile of Q or dO with its rows' vector. Rows without keys hold anything, NaN too, which a
   // product would spread over the tile although their P is 0: they become zeros.
+  template <bool kKeyless>
   __device__ void load_q_side(Element* tile, CUtensorMap const& map, float* vector,
                               float const* source, Mbarrier& full, PlannedStep const& planned) {
-    int const keyless_rows = planned.step.keyless_rows;
-    if (keyless_rows > 0) {
+    if constexpr (kKeyless) {
       mbarrier_arrive_expect_bytes(smem_.repair, kTileBytes);
       load_tile<Config::kTileQ>(tile, map, smem_.repair, planned.q_row, planned.q_slab,
                                 planned.head);
       mbarrier_wait(smem_.repair, repair_parity_, "repair");
       repair_parity_ ^= 1;
-      clear_rows(tile, keyless_rows);
+      clear_rows(tile, planned.keyless_rows);
       fence_proxy_async_shared();
     }
-    mbarrier_arrive_expect_bytes(full, kVectorBytes + (keyless_rows > 0 ? 0 : kTileBytes));
+    mbarrier_arrive_expect_bytes(full, kVectorBytes + (kKeyless ? 0 : kTileBytes));
     bulk_load(vector, source, kVectorBytes, full);
-    if (keyless_rows <= 0)
+    if constexpr (!kKeyless)
       load_tile<Config::kTileQ>(tile, map, full, planned.q_row, planned.q_slab, planned.head);
   }
 
   // The swizzle moves sixteen bytes about inside a row of a block, so whole rows are plain.
   __device__ static void clear_rows(Element* tile, int rows) {
     constexpr int kBlock = 64 * Config::kTileQ;  // elements of a block of 64 columns
+#pragma unroll 1
     for (int block = 0; block < Config::kHeadDim / 64; ++block) {
       auto* const at = reinterpret_cast<uint4*>(tile + block * kBlock);
+#pragma unroll 1
       for (int i = 0; i < rows * 8; ++i) at[i] = make_uint4(0, 0, 0, 0);
     }
   }

@@ -119,8 +119,10 @@ class MmaWarpgroup {
     auto S = make_tensor(&s[0], P::score_layout());
     wgmma_fence(S);
     probabilities(s, lse_log2, params_.scale_log2);
-    if (flags & kHidesRight) hide_right(s, smem_.steps[stage]);
-    if (flags & kHidesLeft) hide_left(s, smem_.steps[stage]);
+    if (flags & (kHidesRight | kHidesLeft)) {
+      if (flags & kHidesRight) hide_right(s, smem_.steps[stage]);
+      if (flags & kHidesLeft) hide_left(s, smem_.steps[stage]);
+    }
     uint32_t p[P::kScoreFragment / 2];
     to_operand<Element>(p, s);
 

@@ -78,15 +78,14 @@ struct alignas(16) StepDescriptor {
   int dq_tile;  // among all q tiles: of the ordered sum, its turn counter, lse and delta
   int turn;     // when this step may add to the tile's sum
   int flags;
-  int keyless_rows;  // of the q tile, from its first: nothing in them is read for its value
-  int columns;       // of the KV tile that exist; with the next two the step's mask (StepMask)
+  int columns;  // of the KV tile that exist; with the next two the step's mask (StepMask)
   int first_row;
   int last_row;
   int kv_row;      // of the KV tile's first, in dk and dv
   int batch;       // in dk and dv
   int kv_head;     // likewise
   int parts_tile;  // of dk_parts and dv_parts, or negative: whole groups
-  int unused;
+  int unused[2];
 };
 
 // The same with where TMA finds the step's tiles. Row r of a sequence is at coordinates
@@ -95,6 +94,7 @@ struct alignas(16) PlannedStep {
   StepDescriptor step;
   int q_row, q_slab, head;
   int k_row, k_slab, kv_head;
+  int keyless_rows;  // of the q tile, from its first: nothing in them is read for its value
 };
 
 enum StepFlag : int {
@@ -102,7 +102,8 @@ enum StepFlag : int {
   kLastOfChain = 2,   // dK and dV are complete after this step
   kHidesRight = 4,    // scores hidden by the band's right-hand side or past the last key
   kHidesLeft = 8,     // by its left-hand side
-  kEndOfWork = 16,    // no step: the CTA is done
+  kKeylessRows = 16,  // the q tile opens with rows that see no key
+  kEndOfWork = 32,    // no step: the CTA is done
 };
 
 }  // namespace dash

@@ -28,13 +28,9 @@ struct SchedulerState {
   Ticket end_of_circle;  // of the ticket
   int leg, num_legs;     // of the ticket: the next one, and all
   Chain chain;
-  int position, num_visits;  // of the chain: of the first visit below, and all
-  struct PlannedVisit {
-    Visit visit;
-    int flags;
-    int first_row, last_row;  // of the step's mask
-  } visits[kWarp];
-  uint32_t posted;  // steps
+  int heads_of_chain;
+  int step, num_steps;  // of the chain: the first not yet planned, and all
+  uint32_t posted;      // steps
 };
 
 // Operand tiles are stored as TMA writes them: blocks of 64 columns, each (rows, 64) with the

@@ -40,9 +40,9 @@ class TileScheduler {
     if (!first_lane()) return;
     // The MMA warpgroups stop at the first end; every dQ writer needs one in a stage of its own.
     for (int w = 0; w < Config::kDqWriters; ++w) {
-      PlannedStep& planned = next_slot();
-      planned.step.flags = kEndOfWork;
-      hand_over();
+      uint32_t const count = state_.posted + w;
+      wait_for_slot(count).step.flags = kEndOfWork;
+      mbarrier_arrive(smem_.plan_full[slot_of<Config::kPlannedSteps>(count)]);
     }
   }
 
@@ -129,12 +129,12 @@ class TileScheduler {
 
   __device__ void plan_chain() {
     ask_for_chain();
-    while (state_.position < state_.num_visits) {
-      ask_for_visits();
+    while (state_.step < state_.num_steps) {
+      plan_steps();
       __syncwarp();
       if (first_lane()) {
-        post_visits(smaller(state_.num_visits - state_.position, kWarp));
-        state_.position += kWarp;
+        state_.posted += smaller(state_.num_steps - state_.step, kWarp);
+        state_.step += kWarp;
       }
       __syncwarp();
     }
@@ -142,84 +142,95 @@ class TileScheduler {
 
   __device__ Problem problem_here() const { return with_tiles<Config>(state_.sequence.problem); }
 
-  // What is the same for all visits of a chain is asked once and kept where all lanes see it.
+  // What is the same for all steps of a chain is asked once and kept where all lanes see it.
   __device__ void ask_for_chain() {
     __syncwarp();  // all lanes have read what the first one overwrites
     if (first_lane()) {
       Ticket const first_ticket = state_.sequence.first_ticket;
-      visit_schedule(state_.sequence.strategy, problem_here(), [&](auto const& s) {
+      Problem const problem = problem_here();
+      visit_schedule(state_.sequence.strategy, problem, [&](auto const& s) {
         Ticket const ticket = state_.ticket - first_ticket;
         Chain const chain = s.chain(ticket, state_.leg);
         state_.chain = chain;
-        state_.num_visits = s.num_visits(chain);
+        state_.num_steps = s.num_visits(chain);
         state_.num_legs = s.num_legs(ticket);
         state_.end_of_circle = first_ticket + s.end_of_circle(ticket, chain);
       });
+      state_.heads_of_chain = problem.heads_of_chain();
+      state_.num_steps *= state_.heads_of_chain;
       ++state_.leg;
-      state_.position = 0;
+      state_.step = 0;
     }
     __syncwarp();
   }
 
-  __device__ void ask_for_visits() {
-    int const mine = state_.position + lane();
-    if (mine >= state_.num_visits) return;
-    Problem const problem = problem_here();
-    Visit const visit = visit_schedule(state_.sequence.strategy, problem,
-                                       [&](auto const& s) { return s.visit(state_.chain, mine); });
-    StepMask const mask = step_mask(problem, visit.q_tile, state_.chain.kv_tile);
+  // A step a lane: one for each head of the chain, heads innermost.
+  __device__ void plan_steps() {
+    int const mine = state_.step + lane();
+    int const members = state_.heads_of_chain;
+    int const position = members == 1 ? mine : mine / members;
+    Visit visit{};
+    if (mine < state_.num_steps) {
+      Problem const problem = problem_here();
+      visit = visit_schedule(state_.sequence.strategy, problem,
+                             [&](auto const& s) { return s.visit(state_.chain, position); });
+    }
+    // Half of the slots at a time, so that the loader finds steps in the other half meanwhile.
+    constexpr int kTogether = Config::kPlannedSteps / 2;
+    int const planned = smaller(state_.num_steps - state_.step, kWarp);
+#pragma unroll 1
+    for (int first = 0; first < planned; first += kTogether) {
+      // Slots are freed in order: who waits for the last of these waits for all.
+      int const last = smaller(first + kTogether, planned) - 1;
+      if (lane() == last) wait_for_slot(state_.posted + last);
+      __syncwarp();
+      if (lane() >= first && lane() <= last) post(visit, mine - position * members);
+      __syncwarp();
+    }
+  }
+
+  __device__ void post(Visit const& visit, int member) {
+    ScheduledSequence const& s = state_.sequence;
+    Chain const& chain = state_.chain;
+    uint32_t const count = state_.posted + lane();
+    PlannedStep& planned = smem_.plan[slot_of<Config::kPlannedSteps>(count)];
+    StepDescriptor& step = planned.step;
+
+    StepMask const mask = step_mask(problem_here(), visit.q_tile, chain.kv_tile);
+    int const mine = state_.step + lane();
     int flags = 0;
     if (mask.hides_right) flags |= kHidesRight;
     if (mask.hides_left) flags |= kHidesLeft;
     if (mine == 0) flags |= kFirstOfChain;
-    if (mine == state_.num_visits - 1) flags |= kLastOfChain;
-    state_.visits[lane()] = {visit, flags, mask.first_row, mask.last_row};
+    if (mine == state_.num_steps - 1) flags |= kLastOfChain;
+    int const keyless_rows = s.problem.keyless_rows() - visit.q_tile * Config::kTileQ;
+    if (keyless_rows > 0) flags |= kKeylessRows;
+    planned.keyless_rows = keyless_rows;
+    step.flags = flags;
+    step.turn = visit.turn;
+    step.columns = mask.columns;
+    step.first_row = mask.first_row;
+    step.last_row = mask.last_row;
+    int const head = chain.kv_slice * state_.heads_of_chain + member;
+    step.dq_tile =
+        (chain.batch * s.problem.heads + head) * params_.dq_tiles_of_head + s.q_tile + visit.q_tile;
+    planned.q_row = s.q_row + visit.q_tile * Config::kTileQ;
+    planned.q_slab = s.q_slab + chain.batch;
+    planned.head = head;
+    describe_kv(planned);
+    mbarrier_arrive(smem_.plan_full[slot_of<Config::kPlannedSteps>(count)]);
   }
 
-  // One step for each head of the chain, heads innermost. What a step needs is read from shared
-  // memory anew, because it has passed a barrier: that spares registers.
-  __device__ void post_visits(int count) {
-    ScheduledSequence const& s = state_.sequence;
-    Problem const& p = s.problem;
-    Chain const& chain = state_.chain;
-    int const members = p.heads_of_chain();
-    for (int i = 0; i < count; ++i) {
-      for (int member = 0; member < members; ++member) {
-        PlannedStep& planned = next_slot();
-        StepDescriptor& step = planned.step;
-        auto const& visit = state_.visits[i];
-        int const q_tile = visit.visit.q_tile;
-        int const head = chain.kv_slice * members + member;
-        int flags = visit.flags;
-        if (member > 0) flags &= ~kFirstOfChain;
-        if (member < members - 1) flags &= ~kLastOfChain;
-        step.flags = flags;
-        step.turn = visit.visit.turn;
-        step.first_row = visit.first_row;
-        step.last_row = visit.last_row;
-        step.dq_tile =
-            (chain.batch * p.heads + head) * params_.dq_tiles_of_head + s.q_tile + q_tile;
-        step.keyless_rows = p.keyless_rows() - q_tile * Config::kTileQ;
-        planned.q_row = s.q_row + q_tile * Config::kTileQ;
-        planned.q_slab = s.q_slab + chain.batch;
-        planned.head = head;
-        if (flags & (kFirstOfChain | kLastOfChain | kHidesRight)) describe_kv(planned);
-        hand_over();
-      }
-    }
-  }
-
-  // What a step needs to know of its KV tile; loads, masks and stores ask on some steps only.
+  // Where the step's KV tile lies: for the loads and the stores of a chain.
   __device__ void describe_kv(PlannedStep& planned) {
     ScheduledSequence const& s = state_.sequence;
     Chain const& chain = state_.chain;
     StepDescriptor& step = planned.step;
     int const row = chain.kv_tile * Config::kTileKv;
     int const split = s.problem.group_split;
-    step.columns = s.problem.seqlen_k - row;
     step.kv_row = s.k_start + row;
     step.batch = chain.batch;
-    step.kv_head = planned.kv_head = chain.kv_slice / split;
+    step.kv_head = planned.kv_head = split == 1 ? chain.kv_slice : chain.kv_slice / split;
     step.parts_tile = split == 1 ? -1
                                  : (chain.batch * s.problem.kv_slices() + chain.kv_slice) *
                                            params_.kv_tiles_of_head +
@@ -228,21 +239,16 @@ class TileScheduler {
     planned.k_slab = s.k_slab + chain.batch;
   }
 
-  __device__ PlannedStep& next_slot() {
-    uint32_t const count = state_.posted;
+  __device__ PlannedStep& wait_for_slot(uint32_t count) {
     int const slot = slot_of<Config::kPlannedSteps>(count);
-    uint32_t const parity = parity_of<Config::kPlannedSteps>(count) ^ 1;
-    mbarrier_wait(smem_.plan_empty[slot], parity, "plan_empty");
+    mbarrier_wait(smem_.plan_empty[slot], parity_of<Config::kPlannedSteps>(count) ^ 1,
+                  "plan_empty");
     return smem_.plan[slot];
   }
 
   __device__ void wait_until_read(uint32_t step) {
     mbarrier_wait(smem_.plan_empty[slot_of<Config::kPlannedSteps>(step)],
                   parity_of<Config::kPlannedSteps>(step), "plan_empty of the last step");
-  }
-
-  __device__ void hand_over() {
-    mbarrier_arrive(smem_.plan_full[slot_of<Config::kPlannedSteps>(state_.posted++)]);
   }
 
   // Read anew each time: kept, it is a register that is not there.
