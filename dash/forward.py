@@ -32,6 +32,7 @@ import torch
 
 from dash.mask import Mask
 from dash.memory import contiguous
+from dash.problem import Problem
 from dash.support import UnsupportedError
 
 Result = tuple[torch.Tensor, torch.Tensor]
@@ -69,6 +70,9 @@ def run_forward(call: ForwardCall, forward: str = "auto") -> Result:
     Raises:
         UnsupportedError: there is no such forward, or it cannot run this call.
     """
+    # Kernels take no gaps in the last dimension.
+    dense = (t if t.stride(3) == 1 else contiguous(t) for t in call[:3])
+    call = ForwardCall(*dense, *call[3:])
     name = choose_forward(call, forward)
     if name != "fa3":
         return _FORWARDS[name](call)
@@ -99,6 +103,34 @@ def choose_forward(call: ForwardCall, forward: str = "auto") -> str:
         raise UnsupportedError([f"forward is {forward!r}, and {reason}"])
     return forward
 
+
+def planned_forward(problem: Problem, forward: str = "auto") -> str:
+    """The name of the forward that ``dash.attention`` takes for a problem, without running it.
+
+    For contiguous inputs, the scale that is the default, and PyTorch's switches as they are now.
+
+    Raises:
+        UnsupportedError: there is no such forward, or it cannot run this problem.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # not for the operator
+
+    with FakeTensorMode():
+        q, kv = (
+            torch.empty(shape, dtype=problem.dtype, device=problem.device)
+            for shape in (problem.q_shape, problem.kv_shape)
+        )
+    windows = problem.window_left, problem.window_right
+    return choose_forward(ForwardCall(q, kv, kv, 1.0, problem.causal, *windows), forward)
+
+
+# What is known of each: whether a call repeats its bits, and whether a sequence's depend on others.
+KNOWN = {
+    "fa3": "not split over keys as called here; bits across batch sizes are not promised",
+    "cudnn": "cuDNN chooses its kernel by shape, so bits may depend on the batch and the release",
+    "flash": "dense calls are split over keys where SMs would idle, so bits may depend on the "
+    "batch and the device; packed calls are not",
+    "plain": "matrix products of PyTorch, whose bits may depend on the batch and the machine",
+}
 
 # ---- FlashAttention-3's package ------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from dash.auto import choose
 from dash.device import DeviceModel, device_model, dtype_name, planned_device
 from dash.extension import extension
 from dash.fingerprint import fingerprint
+from dash.forward import KNOWN, planned_forward
 from dash.problem import Problem
 from dash.support import UnsupportedError, problem_reasons, strategy_reason
 
@@ -46,6 +47,8 @@ class Plan:
         workspace_bytes: device memory beyond the outputs.
         problem: what was asked for.
         device: the device model that the plan was made for.
+        forward: what ``dash.attention`` would take for out and lse; no part of the fingerprint.
+            None where the plan is for no device in particular.
     """
 
     strategy: str
@@ -62,6 +65,7 @@ class Plan:
     workspace_bytes: int
     problem: Problem
     device: DeviceModel
+    forward: str | None = None
 
     @property
     def q_shape(self) -> tuple[int, ...]:
@@ -111,9 +115,9 @@ class Plan:
         return _predict(self.strategy, self.group_split, _order_alone(self.problem), *ctas)
 
     def __str__(self) -> str:
-        mask = "causal, bottom-right" if self.causal else "full"
+        problem = f"q {self.q_shape}, kv {self.kv_shape}, {dtype_name(self.dtype)}"
         lines = [
-            ("problem", f"q {self.q_shape}, kv {self.kv_shape}, {dtype_name(self.dtype)}, {mask}"),
+            ("problem", f"{problem}, {describe_mask(self.problem)}"),
             ("strategy", f"{self.strategy} ({self.why})"),
             ("groups", self._groups()),
             ("tiles", f"{self.tile_q} query rows x {self.tile_kv} key rows"),
@@ -121,6 +125,8 @@ class Plan:
             ("workspace", f"{self.workspace_bytes:,} bytes"),
             ("fingerprint", self._fingerprint_or_why_not()),
         ]
+        if self.forward is not None:
+            lines.append(("forward", f"{self.forward}: {KNOWN[self.forward]}"))
         if self.alternatives:
             lines.append(("could run", ", ".join(self.alternatives)))
         lines += [(f"not {name}", reason) for name, reason in self.refusals]
@@ -146,6 +152,18 @@ class Plan:
         )
 
 
+def describe_mask(problem: Problem) -> str:
+    """The mask in words, windows as given."""
+    left, right = problem.window_left, problem.window_right
+    right = 0 if problem.causal else right
+    if left is None and right is None:
+        return "full"
+    if left is None and right == 0:
+        return "causal, bottom-right"
+    before, after = ("all" if keys is None else f"{keys:,}" for keys in (left, right))
+    return f"window of {before} keys before and {after} after, bottom-right"
+
+
 def plan(
     q_shape: Sequence[int],
     kv_shape: Sequence[int],
@@ -157,6 +175,7 @@ def plan(
     window_left: int | None = None,
     window_right: int | None = None,
     device: torch.device | str | int | None = None,
+    forward: str = "auto",
     seqlens_q: Sequence[int] | None = None,
     seqlens_k: Sequence[int] | None = None,
 ) -> Plan | VarlenPlan:
@@ -174,6 +193,8 @@ def plan(
         device: defaults to the current CUDA device where that is a Hopper GPU and this process has
             initialised CUDA, else to the model of an H200, which is also what the CPU
             implementation plans for. Without a device given nothing initialises CUDA.
+        forward: the forward asked of ``dash.attention``; the plan names the one that will run on
+            the device, if there is one.
         seqlens_q, seqlens_k: lengths of packed sequences. The shapes are then ``(total, heads,
             head_dim)``, and the plan is that of ``dash.plan_varlen``.
 
@@ -211,7 +232,10 @@ def plan(
     found = problem_reasons(problem)
     if found:
         raise UnsupportedError(found)
-    return cached_plan(problem)
+    p = cached_plan(problem)
+    if device is None and where.type != "cuda":
+        return p  # where attention will run, and so what its forward can be, is not known
+    return replace(p, forward=planned_forward(problem, forward))
 
 
 @functools.lru_cache(maxsize=1024)
