@@ -90,7 +90,8 @@ void check(BackwardArgs const& args) {
   check_vectors(args.dv, "dv", p.batch, p.seqlen_k, p.kv_heads);
   if (args.lse.data == nullptr || reinterpret_cast<uintptr_t>(args.lse.data) % sizeof(float) != 0)
     reject("softmax_lse must start at a 4-byte aligned address");
-  if (args.dlse.data != nullptr) reject("dlse is given; these kernels take no gradient of lse yet");
+  if (reinterpret_cast<uintptr_t>(args.dlse.data) % sizeof(float) != 0)
+    reject("dlse must start at a 4-byte aligned address");
   size_t const needed = workspace_bytes(args);
   if (args.workspace == nullptr || args.workspace_bytes < needed)
     reject("workspace has " + std::to_string(args.workspace_bytes) + " bytes; wanted " +

@@ -120,6 +120,7 @@ inline PreprocessParams preprocess_params(CallParams const& call, BackwardArgs c
   params.out = args.out;
   params.dout = args.dout;
   params.lse = args.lse;
+  params.dlse = args.dlse;
   params.choose_strategy = args.choose_strategy;
   params.strategy = args.strategy;
   params.group_split = args.group_split;

@@ -55,7 +55,7 @@ struct MainParams : CallParams {
 
 struct PreprocessParams : CallParams {
   TensorView out, dout;
-  LseView lse;
+  LseView lse, dlse;        // dlse may be null
   int q_blocks, kv_blocks;  // CTAs for q tiles and, behind them, for KV tiles that may need zeros
   int squads;               // of a dense call
   bool choose_strategy;     // of a packed call, for each sequence

@@ -94,6 +94,9 @@ __device__ __forceinline__ void prepare_q_tile(PreprocessParams const& params, Q
   float const* const lse =
       params.lse.data + at.batch * params.lse.batch_stride + at.head * params.lse.head_stride;
 
+  float const* const dlse =
+      params.dlse.data + at.batch * params.dlse.batch_stride + at.head * params.dlse.head_stride;
+
   // All loads before the first use: the kernel is as fast as bytes are in flight.
   uint4 o[kPasses], d[kPasses];
   float row_lse[kPasses];
@@ -117,7 +120,10 @@ __device__ __forceinline__ void prepare_q_tile(PreprocessParams const& params, Q
       bool const has_keys = row >= keyless_rows && row < at.used;
       int64_t const padded_row = int64_t{at.dq_tile} * Config::kTileQ + row;
       params.lse_log2[padded_row] = has_keys ? row_lse[pass] * kLog2E : kInfinity;
-      params.minus_delta[padded_row] = has_keys ? -delta : 0.f;
+      float minus_delta = has_keys ? -delta : 0.f;
+      if (has_keys && params.dlse.data != nullptr)
+        minus_delta += dlse[(at.first_row + row) * params.dlse.seq_stride];
+      params.minus_delta[padded_row] = minus_delta;
     }
   }
 }
