@@ -12,21 +12,25 @@ its own: a gradient's bits are those of the local call (``dash.plan`` of the loc
 
 from __future__ import annotations
 
+from itertools import combinations
+from math import prod
+
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 # An argument's (batch dimension, heads dimension); an argument not named here is replicated.
 _DENSE = dict.fromkeys(("dout", "q", "k", "v", "out", "dq", "dk", "dv"), (0, 2))
-_DENSE |= {"softmax_lse": (0, 1), "dlse": (0, 1)}
+_DENSE |= {"softmax_lse": (0, 1), "dlse": (0, 1), "sink": (None, 0)}
 _PACKED = dict.fromkeys(("dout", "q", "k", "v", "out", "dq", "dk", "dv"), (None, 1))
-_PACKED |= {"softmax_lse": (None, 0), "dlse": (None, 0)}
+_PACKED |= {"softmax_lse": (None, 0), "dlse": (None, 0), "sink": (None, 0)}
 
 _OPERATORS = {
     "attention_fwd": _DENSE,
     "attention_bwd": _DENSE,
     "attention_varlen_fwd": _PACKED,
     "attention_varlen_bwd": _PACKED,
+    "attention_sink_bwd": _DENSE,
 }
 
 
@@ -41,6 +45,7 @@ def register() -> None:
 def _rule(operator: torch._ops.OpOverload, dimensions: dict[str, tuple]) -> object:
     schema = operator._schema
     outputs = [output.name for output in schema.returns]
+    of_sink = outputs == [""]  # its one output, dsink, sums over the batch
 
     def rule(*args: object, **more: object) -> list[tuple[list, list]]:
         names = (argument.name for argument in schema.arguments)
@@ -53,15 +58,17 @@ def _rule(operator: torch._ops.OpOverload, dimensions: dict[str, tuple]) -> obje
                 return Replicate() if dimension is None else Shard(dimension)
 
             tensors = [placement(n) if hasattr(t, "placements") else None for n, t in given.items()]
+            if of_sink:
+                return [Partial() if which == 0 else Shard(0)], tensors
             return [placement(name) for name in outputs], tensors
 
         whole = [Replicate()] * len(outputs)
         replicated = whole, [r and Replicate() for r in sharded(0)[1]]
         choices = [replicated]
-        batch, heads = dimensions["k"]
-        if batch is not None:
+        grouped = "sink" if of_sink else "k"  # the argument with the fewest heads
+        if dimensions["q"][0] is not None:
             choices.append(sharded(0))
-        if _divides(given["k"], heads):
+        if _divides(given[grouped], dimensions[grouped][1]):
             choices.append(sharded(1))
         return choices
 
@@ -69,5 +76,11 @@ def _rule(operator: torch._ops.OpOverload, dimensions: dict[str, tuple]) -> obje
 
 
 def _divides(spec: object, dimension: int) -> bool:
-    """Whether a dimension shards evenly over every dimension of the mesh, and all of them."""
-    return spec.shape[dimension] % spec.mesh.size() == 0
+    """Whether a dimension is cut evenly over whichever dimensions of the mesh it is sharded.
+
+    A rule cannot say over which. DTensor itself leaves out those with more shards than elements.
+    """
+    elements = spec.shape[dimension]
+    sizes = [size for size in spec.mesh.shape if size > 1]
+    subsets = (c for count in range(len(sizes)) for c in combinations(sizes, count + 1))
+    return all(elements % shards == 0 or elements < shards for shards in map(prod, subsets))
