@@ -83,6 +83,50 @@ def test_shards_give_the_bits_of_the_whole(packed, placement) -> None:
                 assert torch.equal(part.to_local(), full.chunk(RANKS, dim)[rank])
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_sinks_are_sharded_with_their_heads(packed) -> None:
+    sink, placement = torch.tensor([0.5, -1.0, 2.0, 0.0]), Shard(1 if packed else 2)
+
+    def dsink(q, k, v, dout, sink, bounds=BOUNDS) -> torch.Tensor:
+        sink = sink.detach().requires_grad_()
+        if packed:
+            out = dash.attention_varlen(q, k, v, bounds, causal=True, sink=sink)
+        else:
+            out = dash.attention(q, k, v, causal=True, sink=sink)
+        return torch.autograd.grad(out, sink, dout)[0]
+
+    whole = dsink(*tensors(packed), sink)
+    for rank in range(RANKS):
+        with fake_group(rank, RANKS):
+            mesh = init_device_mesh("cpu", (RANKS,))
+            shards = [
+                distribute_tensor(t, mesh, [placement], src_data_rank=None) for t in tensors(packed)
+            ]
+            own = distribute_tensor(sink, mesh, [Shard(0)], src_data_rank=None)
+            bounds = distribute_tensor(BOUNDS, mesh, [Replicate()], src_data_rank=None)
+            got = dsink(*shards, own, bounds)
+            assert got.placements == (Shard(0),)
+            assert torch.equal(got.to_local(), whole.chunk(RANKS)[rank])
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "mesh_shape", "sharded"),
+    [(4, (2, 4), True), (6, (2, 3), True), (6, (4, 2), False), (12, (2, 4), False)],
+)
+def test_a_mesh_of_two_dimensions_shards_heads_where_no_cut_is_uneven(
+    kv_heads, mesh_shape, sharded
+) -> None:
+    """Over 2 · 4 ranks DTensor would give 12 KV heads as 2, 2, 2, 0 to four: other groups."""
+    q = randn(1, 40, 2 * kv_heads, 16)
+    k = randn(1, 40, kv_heads, 16)
+    with fake_group(0, mesh_shape[0] * mesh_shape[1]):
+        mesh = init_device_mesh("cpu", mesh_shape)
+        placements = [Replicate(), Shard(2)]
+        q, k = (distribute_tensor(t, mesh, placements, src_data_rank=None) for t in (q, k))
+        out = dash.attention(q, k, k)
+        assert out.placements == (tuple(placements) if sharded else (Replicate(), Replicate()))
+
+
 def test_heads_are_not_sharded_where_kv_heads_do_not_divide() -> None:
     """One KV head over two ranks: DTensor gathers, and each rank computes all."""
     with fake_group(0, RANKS):

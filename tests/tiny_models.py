@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 
-import pytest
 import torch
 import transformers
-
-import dash
 
 LAYERS, VOCABULARY, WINDOW = 2, 61, 8
 _COMMON = {
@@ -43,10 +39,7 @@ def _configs() -> dict[str, transformers.PretrainedConfig]:
     }  # fmt: skip
 
 
-_needs_sinks = pytest.mark.skipif(
-    "sink" not in inspect.signature(dash.attention).parameters, reason="dash has no sinks yet"
-)
-DECODERS = ("llama", "qwen3", "gemma3", "olmo3", pytest.param("gpt_oss", marks=_needs_sinks))
+DECODERS = ("llama", "qwen3", "gemma3", "olmo3", "gpt_oss")
 MODELS = (*DECODERS, "modernbert")
 
 
