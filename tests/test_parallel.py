@@ -83,28 +83,23 @@ def test_shards_give_the_bits_of_the_whole(packed, placement) -> None:
                 assert torch.equal(part.to_local(), full.chunk(RANKS, dim)[rank])
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_sinks_are_sharded_with_their_heads(packed) -> None:
-    sink, placement = torch.tensor([0.5, -1.0, 2.0, 0.0]), Shard(1 if packed else 2)
+def test_sinks_are_sharded_with_their_heads() -> None:
+    sink = torch.tensor([0.5, -1.0, 2.0, 0.0])
 
-    def dsink(q, k, v, dout, sink, bounds=BOUNDS) -> torch.Tensor:
+    def dsink(q, k, v, dout, sink) -> torch.Tensor:
         sink = sink.detach().requires_grad_()
-        if packed:
-            out = dash.attention_varlen(q, k, v, bounds, causal=True, sink=sink)
-        else:
-            out = dash.attention(q, k, v, causal=True, sink=sink)
+        out = dash.attention(q, k, v, causal=True, sink=sink)
         return torch.autograd.grad(out, sink, dout)[0]
 
-    whole = dsink(*tensors(packed), sink)
+    whole = dsink(*tensors(False), sink)
     for rank in range(RANKS):
         with fake_group(rank, RANKS):
             mesh = init_device_mesh("cpu", (RANKS,))
             shards = [
-                distribute_tensor(t, mesh, [placement], src_data_rank=None) for t in tensors(packed)
+                distribute_tensor(t, mesh, [Shard(2)], src_data_rank=None) for t in tensors(False)
             ]
             own = distribute_tensor(sink, mesh, [Shard(0)], src_data_rank=None)
-            bounds = distribute_tensor(BOUNDS, mesh, [Replicate()], src_data_rank=None)
-            got = dsink(*shards, own, bounds)
+            got = dsink(*shards, own)
             assert got.placements == (Shard(0),)
             assert torch.equal(got.to_local(), whole.chunk(RANKS)[rank])
 
