@@ -48,10 +48,13 @@ def add_sink(
     """
     if keyless is not None:
         lse = lse.masked_fill(keyless, -torch.inf)
-    with_sink = torch.logaddexp(lse, sink.float()[:, None])
+    # In fp64, rounded once: in fp32 a value's last bit depends on its place in memory on a CPU,
+    # which has vector and scalar code of exp and log, and so on how sequences are packed.
+    lse = lse.double()
+    with_sink = torch.logaddexp(lse, sink.double()[:, None])
     # Where both are -inf there is neither key nor sink, and their difference would be NaN.
-    weight = torch.where(lse == with_sink, 1.0, torch.exp(lse - with_sink))
-    return (out * weight.transpose(1, 2)[..., None]).to(out.dtype), with_sink
+    weight = torch.where(lse == with_sink, 1.0, torch.exp(lse - with_sink)).float()
+    return (out * weight.transpose(1, 2)[..., None]).to(out.dtype), with_sink.float()
 
 
 torch.library.define(
