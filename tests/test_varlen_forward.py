@@ -202,6 +202,7 @@ def test_a_package_that_lacks_something_is_left_for_the_next(monkeypatch) -> Non
 
 
 def test_owners() -> None:
+    assert owners(torch.zeros(1, dtype=torch.int32), None, 3).inside.tolist() == [False] * 3
     cu_seqlens = torch.tensor([0, 0, 3, 3, 5, 5], dtype=torch.int32)
     found = owners(cu_seqlens, None, 7)
     assert found.inside.tolist() == [True] * 5 + [False] * 2

@@ -121,6 +121,21 @@ def test_without_a_sink_lse_has_a_gradient_too() -> None:
     assert not dv.any()
 
 
+@pytest.mark.parametrize("lengths", [(), ((0, 9),), ((9, 0),)], ids=str)
+def test_empty_packs(lengths) -> None:
+    pack = random_pack(PackShape(lengths, 4, 2, causal=True, tails=(6, 5)))
+    leaves, sink = leaves_of(pack), SINK.clone().requires_grad_()
+    out, lse = dash.attention_varlen(
+        *leaves, sink=sink, return_lse=True, causal=True, **pack.lengths
+    )
+    *grads, dsink = torch.autograd.grad(out, [*leaves, sink], pack.tensors["dout"])
+    assert not out.any()
+    assert not any(grad.any() for grad in grads)
+    assert not dsink.any()
+    rows = slice(0, 9 if lengths == ((9, 0),) else 0)
+    assert torch.equal(lse[:, rows], SINK[:, None].expand(4, rows.stop))
+
+
 WRONG = [
     (torch.zeros(3), r"sink has shape \(3,\); required: \(4,\)"),
     (torch.zeros(4, dtype=torch.int32), "sink has dtype torch.int32; required: a floating"),

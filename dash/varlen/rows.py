@@ -26,7 +26,9 @@ class Owners(NamedTuple):
 
 
 def owners(cu_seqlens: torch.Tensor, seqused: torch.Tensor | None, total: int) -> Owners:
-    """The owners of ``total`` rows; ``cu_seqlens`` has at least two entries."""
+    """The owners of ``total`` rows."""
+    if cu_seqlens.shape[0] == 1:  # no sequence: one that is empty stands for it
+        cu_seqlens, seqused = cu_seqlens.new_zeros(2), None
     starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     rows = torch.arange(total, device=cu_seqlens.device)
     # The first sequence that ends behind the row: empty ones before it do not.
@@ -51,6 +53,8 @@ def keyless_rows(
         of_q: the owners of q's rows.
         right: keys that a row sees behind its own place; None: all; causal: 0.
     """
+    if cu_seqlens_q.shape[0] == 1:
+        return ~of_q.inside
     seqlens_q, seqlens_k = (
         (cu[1:] - cu[:-1] if used is None else used).long()[of_q.sequence]
         for cu, used in ((cu_seqlens_q, seqused_q), (cu_seqlens_k, seqused_k))
