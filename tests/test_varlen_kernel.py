@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -150,3 +151,51 @@ def test_more_elements_than_an_int_counts(causal) -> None:
     grads = list(pack.sequences_of(pack.gradients()))
     for index in (0, 523, 524, 525, 551):  # 2**31 elements are 524,288 rows
         assert all_same(grads[index], pack.dense(index)), index
+
+
+# ---- Windows, and a gradient of lse --------------------------------------------------------------
+
+WINDOWS = ((0, 0), (0, None), (1, 0), (64, 64), (127, None), (None, 3), (300, 0), (1000, 1000))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("left", "right"), WINDOWS)
+@pytest.mark.parametrize("lengths", ["ragged", "unequal"])
+def test_windows_have_the_bits_of_the_dense_call(lengths, left, right, causal, head_dim) -> None:
+    shape = PackShape(LENGTHS[lengths], 4, 2, head_dim, causal, left, right, tails=(9, 9))
+    pack = pack_on_device(shape)
+    for strategy in strategies_of(shape):
+        assert_bits_of_dense(pack, pack.gradients(strategy), strategy)
+
+
+def test_case_32_a_window_is_normalised_in_each_sequence() -> None:
+    shape = PackShape(((100, 100), (5000, 5000), (100, 100)), 2, 2, 128, True, window_left=1024)
+    pack = pack_on_device(shape)
+    grads = pack.gradients()
+    assert_bits_of_dense(pack, grads)
+    pack.shape = replace(shape, window_left=None)
+    short, long, last = pack.sequences_of(grads)
+    assert all_same(short, pack.dense(0))
+    assert all_same(last, pack.dense(2))
+    assert not all_same(long, pack.dense(1))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_gradient_of_lse_has_the_bits_of_the_dense_call(causal, head_dim) -> None:
+    """NaN in rows of no sequence; heads behind rows in memory."""
+    shape = PackShape(LENGTHS["unequal"], 4, 2, head_dim, causal, gaps=(3, 2), tails=(9, 9))
+    pack = pack_on_device(shape)
+    dlse = torch.randn(shape.total(0), 4, device=DEVICE).T
+    dlse[:, pack.rows_of_none(0)] = torch.nan
+    grads = pack.gradients(dlse=dlse)
+    for index, got in enumerate(pack.sequences_of(grads)):
+        if 0 not in shape.lengths[index]:
+            own = dlse[:, pack.rows(index, 0)][None]
+            wanted = torch.ops.dash.attention_bwd(
+                *pack.alone(index).values(), dlse=own, **shape.mask
+            )
+            assert all_same(got, [g[0] for g in wanted])
+    for grad, side in zip(grads, (0, 1, 1), strict=True):
+        assert not grad[pack.rows_of_none(side)].view(torch.int16).any()
