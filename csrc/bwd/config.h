@@ -112,6 +112,7 @@ struct WorkspaceLayout {
 
   int64_t next = 0;           // int32: of the dealer, like the next two
   int64_t arrivals = 0;       // int32
+  int64_t mode = 0;           // int32
   int64_t taken = 0;          // int32, kCirclesAhead for each squad
   int64_t dq_turns = 0;       // int32 for each q tile
   int64_t lse_log2 = 0;       // fp32 for each row of each q tile, padded to whole tiles
@@ -135,6 +136,7 @@ struct WorkspaceLayout {
     };
     next = take(ints);
     arrivals = take(ints);
+    mode = take(ints);
     taken = take(sizes.squads * kCirclesAhead * ints);
     dq_turns = take(sizes.dq_tiles * ints);
     lse_log2 = take(rows * floats);

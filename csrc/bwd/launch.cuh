@@ -96,6 +96,7 @@ CallParams call_params(BackwardArgs const& args) {
                     .dq_turns = at<int>(args.workspace, layout.dq_turns),
                     .dealer = {.next = at<int>(args.workspace, layout.next),
                                .arrivals = at<int>(args.workspace, layout.arrivals),
+                               .mode = at<int>(args.workspace, layout.mode),
                                .taken = at<int>(args.workspace, layout.taken)}};
   if (params.is_packed()) {
     params.dq_tiles_of_head = numbered_tiles(args.packed.total_q, args.packed.batch, p.tile_q);

@@ -29,7 +29,7 @@ __device__ __forceinline__ float dot_16_bytes(uint4 const& a, uint4 const& b) {
 }
 
 __device__ __forceinline__ void reset(DealerCounters const& dealer, int squads) {
-  if (threadIdx.x == 0) *dealer.next = *dealer.arrivals = 0;
+  if (threadIdx.x == 0) *dealer.next = *dealer.arrivals = *dealer.mode = 0;
   for (int i = threadIdx.x; i < squads * kCirclesAhead; i += kPreprocessThreads)
     dealer.taken[i] = 0;
 }

@@ -56,7 +56,8 @@ class TileScheduler {
     s.q_row = s.k_row = s.q_slab = s.k_slab = 0;
     s.k_start = s.q_tile = s.kv_tile = 0;
     state_.place = -1;
-    if (params_.squad_size > 1) state_.member = join_squad(params_.dealer, params_.squad_size);
+    if (params_.squad_size > 1)
+      state_.member = join_squad(params_.dealer, params_.squad_size, state_.ctas);
     state_.num_tickets = params_.is_packed() ? *params_.table.num_tickets : params_.num_tickets;
   }
 
@@ -192,8 +193,7 @@ class TileScheduler {
   __device__ void post(Visit const& visit, int member) {
     ScheduledSequence const& s = state_.sequence;
     Chain const& chain = state_.chain;
-    uint32_t const count = state_.posted + lane();
-    PlannedStep& planned = smem_.plan[slot_of<Config::kPlannedSteps>(count)];
+    PlannedStep& planned = smem_.plan[my_slot()];
     StepDescriptor& step = planned.step;
 
     StepMask const mask = step_mask(problem_here(), visit.q_tile, chain.kv_tile);
@@ -218,8 +218,10 @@ class TileScheduler {
     planned.q_slab = s.q_slab + chain.batch;
     planned.head = head;
     describe_kv(planned);
-    mbarrier_arrive(smem_.plan_full[slot_of<Config::kPlannedSteps>(count)]);
+    mbarrier_arrive(smem_.plan_full[my_slot()]);
   }
+
+  __device__ int my_slot() const { return slot_of<Config::kPlannedSteps>(state_.posted + lane()); }
 
   // Where the step's KV tile lies: for the loads and the stores of a chain.
   __device__ void describe_kv(PlannedStep& planned) {

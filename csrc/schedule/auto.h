@@ -98,6 +98,27 @@ constexpr bool serpentine_fills(Problem const& p, int resident_ctas) {
   return resident_ctas >= kTicketsInFlight && kTicketsInFlight % Serpentine::tiles_abreast(p) == 0;
 }
 
+// A band: chains of neighbouring KV tiles follow each other, upwards in spt, downwards in
+// descending. TFLOPS on an H200, head dimension 128 or 64, windows of keys to the left under the
+// causal mask:
+//
+// | window of length, heads    | descending | spt | zigzag | staggered |
+// |----------------------------|------------|-----|--------|-----------|
+// | 128 of 4,096, 16           | 139        | 139 | 142    | 145       |
+// | 1,024 of 8,192, 16         | 416        | 445 | 436    | 434       |
+// | 4,096 of 8,192, 16         | 455        | 564 | 552    | 537       |
+// | 4,096 of 32,768, 16        | 574        | 571 | 560    | 550       |
+// | 1,024 of 8,192, 32 over 8  | 400        | 359 | 349    | 361       |
+// | 4,096 of 8,192, 32 over 8  | 513        | 440 | 423    | 462       |
+// | 1,024 of 8,192, 32, dim 64 | 258        | 341 | 395    | 390       |
+// | 4,096 of 8,192, 32, dim 64 | 270        | 479 | 498    | 473       |
+constexpr Strategy for_window(Problem const& p) {
+  constexpr int kNarrow = 6;  // visits of a chain
+  if (p.heads_of_chain() > 1) return kStrategyOf<Descending>;
+  if (p.q_tiles_of(p.kv_tiles() / 2) <= kNarrow) return kStrategyOf<Staggered>;
+  return p.tile_kv == p.tile_q ? kStrategyOf<Zigzag> : kStrategyOf<Spt>;
+}
+
 }  // namespace rules
 
 // Steps between two chains of one of shift's circles at the same q tile, on average.
@@ -126,7 +147,7 @@ constexpr Choice choose_strategy(Problem const& p, int resident_ctas) {
   auto const take = [&](Strategy strategy, Rule rule) {
     return Choice{strategy, p.group_split, rule};
   };
-  if (p.windowed()) return take(kStrategyOf<Descending>, Rule::kWindow);
+  if (p.windowed()) return take(rules::for_window(p), Rule::kWindow);
   if (!p.causal()) {
     if (Shift::why_not(p, resident_ctas))
       return take(kStrategyOf<Staggered>, Rule::kFullNotResident);
