@@ -49,7 +49,7 @@ def on_cuda(*tensors: torch.Tensor, **more: object) -> ForwardCall:
 
 class _Shaped(types.SimpleNamespace):
     def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(shape=shape, dtype=dtype, device=device)
+        super().__init__(shape=shape, dtype=dtype, device=device, stride=lambda dim: 1)
 
 
 @pytest.fixture
@@ -127,3 +127,44 @@ def test_a_namesake_in_the_same_folder_is_an_error(tmp_path) -> None:
     (tmp_path / "dcc").mkdir()
     with pytest.raises(ImportError, match=r"Plotly's dash \(dcc\)"):
         dash._namesake.check(tmp_path)
+
+
+# ---- What a plan says of the forward -------------------------------------------------------------
+
+SHAPE = (2, 256, 4, 64)
+
+
+def plan(**more: object) -> dash.Plan:
+    return dash.plan(SHAPE, SHAPE, torch.bfloat16, causal=True, **more)
+
+
+def test_a_plan_names_the_forward() -> None:
+    p = plan(device="cpu")
+    assert p.forward == "plain"
+    assert f"plain: {forwards.KNOWN['plain']}" in str(p)
+    assert plan(device="cpu", forward="plain") == p
+    assert plan().forward is None  # no device in particular
+    assert "forward" not in str(plan())
+    assert plan().fingerprint == p.fingerprint
+    assert set(forwards.KNOWN) == set(forwards._REFUSALS) == set(forwards._FORWARDS)
+    with pytest.raises(dash.UnsupportedError, match="forward is 'flash', and q is on cpu"):
+        plan(device="cpu", forward="flash")
+
+
+def test_the_planned_forward_is_the_one_that_is_taken(all_forwards) -> None:
+    assert forwards.planned_forward(plan(device="cpu").problem) == "plain"
+    call = on_cuda(*qkv(), causal=True)
+    assert choose_forward(call) == "fa3"
+    assert choose_forward(call._replace(causal=False), "cudnn") == "cudnn"
+    with pytest.raises(dash.UnsupportedError, match="equal lengths"):
+        choose_forward(call, "cudnn")
+    with pytest.raises(dash.UnsupportedError, match="a window is given"):
+        choose_forward(on_cuda(*qkv(), window_left=3), "cudnn")
+
+
+def test_inputs_with_gaps_in_the_last_dimension() -> None:
+    tensors = qkv()
+    gaps = [torch.stack((t, t), -1)[..., 0] for t in tensors]
+    assert all(t.stride(3) == 2 for t in gaps)
+    got, wanted = attention_and_gradients(gaps), attention_and_gradients(tensors)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))

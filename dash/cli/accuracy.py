@@ -41,10 +41,12 @@ class Verdict:
 def judge(inputs: Inputs, grads: Gradients) -> list[Verdict]:
     """The verdicts on dq, dk, dv; the reference is made a (batch, kv head) pair at a time."""
     error, plain_error, slack = torch.zeros(3, 3, dtype=torch.float64)
+    rows, columns = (torch.arange(t.shape[1], device=t.device) for t in (inputs.q, inputs.k))
+    hidden = ~inputs.forward_call().mask.sees(rows, columns)
     for pair in _pairs(inputs, grads):
         q, k, v, dout, *got = pair
-        exact = _autograd(q.double(), k.double(), v.double(), dout.double(), inputs.causal)
-        plain = _autograd(q, k, v, dout, inputs.causal)
+        exact = _autograd(q.double(), k.double(), v.double(), dout.double(), hidden)
+        plain = _autograd(q, k, v, dout, hidden)
         for i, (x, ref, pt) in enumerate(zip(got, exact, plain, strict=True)):
             rounded = ref.to(x.dtype)
             error[i] = _larger(error[i], x.double() - ref)
@@ -78,13 +80,10 @@ def _pairs(inputs: Inputs, grads: Gradients) -> Iterator[tuple[torch.Tensor, ...
 
 
 def _autograd(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, hidden: torch.Tensor
 ) -> Gradients:
     """Gradients of softmax(q kᵀ / √head_dim) v in the dtype of q; zeros for rows without keys."""
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
-    seqlen_q, seqlen_k = q.shape[1], k.shape[1]
-    hidden = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=q.device)
-    hidden = hidden.triu(seqlen_k - seqlen_q + 1) if causal else ~hidden
     scores = (q * q.shape[2] ** -0.5) @ k.mT
     p = scores.masked_fill(hidden, torch.finfo(q.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
     # As a sum, so that the first backward kernel is no matrix product: cuBLAS warns where it is the

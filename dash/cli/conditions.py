@@ -96,7 +96,7 @@ def fresh_processes(subject: Subject, count: int, track: Track) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "inputs.pt"
         tensors = {name: t.cpu() for name, t in subject.inputs.tensors().items()}
-        torch.save({"tensors": tensors, "causal": subject.inputs.causal}, path)
+        torch.save({"tensors": tensors, "mask": subject.inputs.mask}, path)
         order = subject.strategy, str(subject.group_split), str(subject.inputs.q.device)
         command = [sys.executable, "-m", "dash.cli.fresh", str(path), *order]
         root = Path(dash.__file__).parent.parent
@@ -147,7 +147,7 @@ def _packed(subject: Subject, generator: torch.Generator) -> Gradients:
         for side, of_side in lengths.items()
     }
     grads = torch.ops.dash.attention_varlen_bwd(
-        *packed.values(), bounds["q"], bounds["k"], causal=inputs.causal,
+        *packed.values(), bounds["q"], bounds["k"], **inputs.mask,
         strategy=subject.strategy, group_split=subject.group_split,
     )  # fmt: skip
     places = torch.tensor(order).argsort().tolist()

@@ -16,7 +16,7 @@ from dash.cli.repeats import digest
 
 def main(path: str, strategy: str, group_split: str, device: str) -> None:
     saved = torch.load(path, map_location=device, weights_only=True)
-    inputs = Inputs(**saved["tensors"], causal=saved["causal"])
+    inputs = Inputs(**saved["tensors"], **saved["mask"])
     print(json.dumps(digest(inputs.backward(strategy, int(group_split)))))
 
 

@@ -21,6 +21,12 @@ KvHeads = Annotated[int | None, typer.Option(help="Key and value heads; as many 
 HeadDim = Annotated[int, typer.Option(help="A multiple of 8 up to 128.")]
 DType = Annotated[str, typer.Option(help="bfloat16 or float16.")]
 Causal = Annotated[bool, typer.Option(help="Bottom-right aligned causal mask, or none.")]
+WindowLeft = Annotated[
+    int | None, typer.Option(help="Keys that a query sees before its own place; all of them.")
+]
+WindowRight = Annotated[
+    int | None, typer.Option(help="Keys that a query sees after its own place; all of them.")
+]
 Strategy = Annotated[str, typer.Option(help="A strategy, 'auto', or 'all'.")]
 Seed = Annotated[int, typer.Option(help="Seed of the inputs.")]
 
@@ -39,6 +45,14 @@ class Shape:
     head_dim: int
     dtype: torch.dtype
     causal: bool
+    window_left: int | None = None
+    window_right: int | None = None
+
+    @property
+    def mask(self) -> dict[str, object]:
+        """The mask as keyword arguments."""
+        windows = {"window_left": self.window_left, "window_right": self.window_right}
+        return {"causal": self.causal, **windows}
 
     @property
     def q(self) -> tuple[int, int, int, int]:
@@ -52,6 +66,9 @@ class Shape:
         heads = f"{self.heads}" + ("" if self.heads == self.kv_heads else f"/{self.kv_heads}")
         more = "" if self.seqlen_q == self.seqlen_k else f" x {self.seqlen_k}"
         mask = "causal" if self.causal else "full"
+        if (self.window_left, self.window_right) != (None, None):
+            sides = ("all" if w is None else str(w) for w in (self.window_left, self.window_right))
+            mask += f", window {' + '.join(sides)}"
         return (
             f"batch {self.batch}, seqlen {self.seqlen_q}{more}, heads {heads}, D{self.head_dim}, "
             f"{mask}, {dtype_name(self.dtype)}"
@@ -67,6 +84,8 @@ def shape_from_options(
     head_dim: int,
     dtype: str,
     causal: bool,
+    window_left: int | None = None,
+    window_right: int | None = None,
 ) -> Shape:
     if dtype not in DTYPES:
         raise typer.BadParameter(
@@ -81,6 +100,8 @@ def shape_from_options(
         head_dim=head_dim,
         dtype=DTYPES[dtype],
         causal=causal,
+        window_left=window_left,
+        window_right=window_right,
     )
 
 
@@ -94,6 +115,8 @@ def bench_shape(shape: Shape) -> bench_shapes.Shape:
         shape.head_dim,
         shape.causal,
         seqlen_k=shape.seqlen_k,
+        window_left=shape.window_left,
+        window_right=shape.window_right,
         dtype=dtype_name(shape.dtype),
     )
 
@@ -107,7 +130,7 @@ def plans_asked(shape: Shape, strategy: str) -> list[dash.Plan]:
 
 
 def _plan(shape: Shape, strategy: str) -> dash.Plan:
-    return dash.plan(shape.q, shape.kv, shape.dtype, causal=shape.causal, strategy=strategy)
+    return dash.plan(shape.q, shape.kv, shape.dtype, **shape.mask, strategy=strategy)
 
 
 @dataclass(frozen=True)
@@ -121,6 +144,18 @@ class Inputs:
     out: torch.Tensor
     softmax_lse: torch.Tensor
     causal: bool
+    window_left: int | None = None
+    window_right: int | None = None
+
+    @property
+    def mask(self) -> dict[str, object]:
+        """The mask as keyword arguments."""
+        windows = {"window_left": self.window_left, "window_right": self.window_right}
+        return {"causal": self.causal, **windows}
+
+    def forward_call(self) -> ForwardCall:
+        """The forward that made out and softmax_lse."""
+        return ForwardCall(self.q, self.k, self.v, self.q.shape[3] ** -0.5, **self.mask)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """By name, in the operator's order."""
@@ -132,7 +167,7 @@ class Inputs:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """dq, dk, dv by ``torch.ops.dash.attention_bwd``."""
         order = {"strategy": strategy, "group_split": group_split}
-        return torch.ops.dash.attention_bwd(*self.tensors().values(), causal=self.causal, **order)
+        return torch.ops.dash.attention_bwd(*self.tensors().values(), **self.mask, **order)
 
 
 def make_inputs(shape: Shape, seed: int, device: torch.device | None = None) -> Inputs:
@@ -143,5 +178,5 @@ def make_inputs(shape: Shape, seed: int, device: torch.device | None = None) -> 
         torch.randn(size, generator=generator).to(device, shape.dtype)
         for size in (shape.q, shape.kv, shape.kv, shape.q)
     )
-    out, lse = run_forward(ForwardCall(q, k, v, shape.head_dim**-0.5, shape.causal))
-    return Inputs(dout, q, k, v, out, lse, shape.causal)
+    out, lse = run_forward(ForwardCall(q, k, v, shape.head_dim**-0.5, **shape.mask))
+    return Inputs(dout, q, k, v, out, lse, **shape.mask)

@@ -20,7 +20,7 @@ from dash.cli.problem import Inputs, make_inputs, plans_asked, shape_from_option
 from dash.cli.repeats import digest
 from dash.cli.report import accuracy_table, conditions_table, console, progress
 from dash.device import default_device
-from dash.forward import ForwardCall, choose_forward
+from dash.forward import choose_forward
 from dash.plan import Plan
 
 Count = Annotated[int, typer.Option(help="Calls that are compared with the first.", min=1)]
@@ -38,6 +38,8 @@ def verify(
     head_dim: problem.HeadDim = 64,
     dtype: problem.DType = "bfloat16",
     causal: problem.Causal = False,
+    window_left: problem.WindowLeft = None,
+    window_right: problem.WindowRight = None,
     strategy: problem.Strategy = "auto",
     seed: problem.Seed = 0,
     repeats: Count = 100,
@@ -50,7 +52,8 @@ def verify(
     Repeats with poisoned memory and beside other work, fresh processes, packed sequences. Ends with
     exit code 1 if anything differs. Equal reports of two machines mean equal bits on both.
     """
-    shape = shape_from_options(batch, seqlen, seqlen_k, heads, kv_heads, head_dim, dtype, causal)
+    sizes = (batch, seqlen, seqlen_k, heads, kv_heads, head_dim, dtype)
+    shape = shape_from_options(*sizes, causal, window_left, window_right)
     plans = plans_asked(shape, strategy)
     shown = Console(stderr=True, highlight=False) if str(report) == "-" else console
     shown.print(f"{shape}; on {default_device()}")
@@ -89,8 +92,7 @@ def header(inputs: Inputs, shape: str, seed: int) -> dict[str, object]:
     """What was verified, and where."""
     device = inputs.q.device
     name = platform.machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    scale = inputs.q.shape[-1] ** -0.5
-    forward = choose_forward(ForwardCall(inputs.q, inputs.k, inputs.v, scale, inputs.causal))
+    forward = choose_forward(inputs.forward_call())
     return {
         "problem": shape,
         "seed": seed,
