@@ -32,8 +32,9 @@ from dash.forward import (
     takes_return_attn_probs,
     why_no_fa3,
 )
+from dash.memory import contiguous
 from dash.support import UnsupportedError
-from dash.varlen.rows import close_gaps, owners
+from dash.varlen.rows import close_gaps, owners, rows_of_none
 from dash.varlen.sequences import sequences_by_length
 
 # Sequences are the y dimension of FlashAttention-2's grid.
@@ -211,14 +212,12 @@ def _without_gaps(kernel: Callable[[Pack], OutAndLse]) -> Callable[[Pack], OutAn
         if lse.dim() == 3:  # (batch, heads, max_seqlen_q), as PyTorch had it for a while
             packed = owners(cu_seqlens_q, None, q.shape[0])
             in_bound = packed.position.clamp(max=lse.shape[2] - 1)
-            lse = lse[packed.sequence, :, in_bound].mT.contiguous()
+            lse = lse[packed.sequence, :, in_bound].mT
         if back is not None:
             out, lse = out[back], lse[:, back]
-        outside = ~owners(pack.cu_seqlens_q, pack.seqused_q, q.shape[0]).inside
-        return (
-            out.masked_fill_(outside[:, None, None], 0.0),
-            lse.masked_fill_(outside, -torch.inf),
-        )
+        outside = rows_of_none(pack.cu_seqlens_q, pack.seqused_q, q.shape[0])
+        out, lse = contiguous(out), contiguous(lse)
+        return out.masked_fill_(outside[:, None, None], 0.0), lse.masked_fill_(outside, -torch.inf)
 
     return run
 

@@ -39,6 +39,15 @@ def owners(cu_seqlens: torch.Tensor, seqused: torch.Tensor | None, total: int) -
     return Owners(sequence, position.clamp(min=0), inside)
 
 
+def rows_of_none(
+    cu_seqlens: torch.Tensor, seqused: torch.Tensor | None, total: int
+) -> torch.Tensor:
+    """bool ``(total,)``: rows that belong to no sequence. Two kernels where there are no gaps."""
+    if seqused is not None:
+        return ~owners(cu_seqlens, seqused, total).inside
+    return torch.arange(total, device=cu_seqlens.device) >= cu_seqlens[-1]
+
+
 def keyless_rows(
     of_q: Owners,
     cu_seqlens_q: torch.Tensor,
