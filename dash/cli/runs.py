@@ -59,6 +59,7 @@ def play_blocks(bench: BlockBench, models: list[BlockModel], out: Path | None) -
                         file.write(row)
                     console.print(block_line(row), markup=False)
     finally:
+        bench.close()
         if file is not None:
             file.close()
     for line in bench.absent.lines(len(cases)):
