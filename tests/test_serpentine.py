@@ -6,7 +6,7 @@ from itertools import groupby
 
 import pytest
 from hypothesis import event, example, given, settings
-from schedule_play import MANY_CTAS, accepted, problem, problems, stalls, tickets
+from schedule_play import MANY_CTAS, accepted, circle_ends, problem, problems, stalls, tickets
 
 from dash import _C
 
@@ -144,7 +144,7 @@ def test_serpentine_accepts_every_causal_problem_on_one_cta(seqlen_q):
         problem(40, heads=28, kv_heads=4, causal=True, batch=2, seqlen_q=seqlen_q),
     ):
         assert accepted("serpentine", p, 1)
-        assert stalls(tickets("serpentine", p), 1) == 0
+        assert stalls(tickets("serpentine", p), circle_ends("serpentine", p), 1) == 0
 
 
 def test_serpentine_refuses_the_full_mask_as_the_other_causal_strategies_do():

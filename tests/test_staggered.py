@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 
 import pytest
-from schedule_play import accepted, problem, stalls, tickets
+from schedule_play import accepted, circle_ends, problem, stalls, tickets
 
 from dash import _C
 
@@ -45,4 +45,4 @@ def test_staggered_has_half_of_a_heads_tiles_in_flight_with_gqa(tiles, abreast, 
 def test_staggered_accepts_every_problem_on_one_cta(seqlen_q, causal):
     for p in (problem(4, causal=causal, seqlen_q=seqlen_q), problem(1, heads=3, causal=causal)):
         assert accepted("staggered", p, 1)
-        assert stalls(tickets("staggered", p), 1) == 0
+        assert stalls(tickets("staggered", p), circle_ends("staggered", p), 1) == 0
