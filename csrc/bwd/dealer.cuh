@@ -2,10 +2,10 @@
 // strategy and for packs that mix them. docs/schedules.md, "Progress", has the proofs.
 //
 // A dense call deals circles; an acyclic ticket is a circle by itself and comes from a counter. For
-// a cyclic strategy CTAs form squads of as many as a circle has tickets, in the order in which they
-// arrive, and a squad takes a circle: each member has its own ticket of it. So the chains that wait
-// for each other are always on the same CTAs, which end and begin together; dealt one by one they
-// drift apart (full 512: 6 to 9%).
+// a cyclic strategy CTAs form squads of as many as a circle has tickets, and a squad takes a
+// circle: each member has its own ticket of it. So the chains that wait for each other are always
+// on the same CTAs, which end and begin together; dealt one by one they drift apart (full 512: 6 to
+// 9%).
 //   All CTAs of the grid have arrived, which is the rule: squad s of S takes circles s, s + S, …,
 //   and asks nobody. Some have not for a while, because another kernel holds SMs: from then on
 //   complete squads take circles from the counter. Their first member does, and tells the others:
@@ -69,15 +69,16 @@ struct SquadMember {
 };
 
 __device__ __forceinline__ SquadMember join_squad(DealerCounters const& dealer, int squad_size,
-                                                  int ctas) {
+                                                  int cta, int ctas) {
   constexpr uint32_t kPatience = 40'000;  // cycles, 20 µs; CTAs of an idle GPU arrive within 3
   int const arrival = atomicAdd(dealer.arrivals, 1);
   if (arrival == ctas - 1) atomicCAS(dealer.mode, 0, kByNumber);
   uint32_t const start = cycles();
-  while (read_counter(dealer.mode) == 0)
+  int mode;
+  while ((mode = read_counter(dealer.mode)) == 0)
     if (cycles() - start > kPatience) atomicCAS(dealer.mode, 0, kByCounter);
-  int const squads = read_counter(dealer.mode) == kByNumber ? ctas / squad_size : 0;
-  return {arrival / squad_size, arrival % squad_size, squads, 0, -1};
+  if (mode == kByNumber) return {cta / squad_size, cta % squad_size, ctas / squad_size, 0, -1};
+  return {arrival / squad_size, arrival % squad_size, 0, 0, -1};
 }
 
 // The squad's next circle, `num_circles` when there is none.

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   } else {
     release_registers_down_to<Config::kServiceRegisters>();
     if (role == Role::kScheduler) {
-      TileScheduler<Element, Config>(smem, params).run(gridDim.x);
+      TileScheduler<Element, Config>(smem, params).run(blockIdx.x, gridDim.x);
       return;  // not an else: with one, ptxas spills 12 to 20 bytes in the loader
     }
     if (!one_lane) return;

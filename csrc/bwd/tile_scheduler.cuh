@@ -23,13 +23,13 @@ class TileScheduler {
   __device__ TileScheduler(Storage& smem, MainParams const& params)
       : smem_(smem), state_(smem.scheduler), params_(params) {}
 
-  __device__ void run(int ctas) {
+  __device__ void run(int cta, int ctas) {
     if (first_lane()) {
       state_.ctas = ctas;
       state_.ticket = -1;
       state_.end_of_circle = 0;
       state_.posted = 0;
-      begin_call();
+      begin_call(cta);
     }
     while (take_ticket()) {
       if (params_.is_packed()) find_sequence();
@@ -48,7 +48,7 @@ class TileScheduler {
 
  private:
   // A dense call is one sequence of a batch; a packed one begins without.
-  __device__ void begin_call() {
+  __device__ void begin_call(int cta) {
     ScheduledSequence& s = state_.sequence;
     s.problem = params_.problem;
     s.strategy = params_.strategy;
@@ -57,7 +57,7 @@ class TileScheduler {
     s.k_start = s.q_tile = s.kv_tile = 0;
     state_.place = -1;
     if (params_.squad_size > 1)
-      state_.member = join_squad(params_.dealer, params_.squad_size, state_.ctas);
+      state_.member = join_squad(params_.dealer, params_.squad_size, cta, state_.ctas);
     state_.num_tickets = params_.is_packed() ? *params_.table.num_tickets : params_.num_tickets;
   }
 
