@@ -17,21 +17,43 @@ Tensors = tuple[torch.Tensor, ...]
 Dims = tuple[int | None, ...]
 
 
-def define_derivative(name: str, function: type[torch.autograd.Function]) -> None:
-    """Gives the operator ``name`` the derivative of ``function``, whose forward calls it."""
+def define_derivative(
+    name: str,
+    function: type[torch.autograd.Function],
+    cuda_kernel: Callable[..., Tensors] | None = None,
+) -> None:
+    """Gives the operator ``name`` the derivative of ``function``, whose forward calls it.
+
+    ``cuda_kernel``, the operator's own, is called without a second pass through the dispatcher
+    where that could lead nowhere else.
+    """
     operator = _operator(name)
 
     def autograd_kernel(*arguments: object) -> Tensors:
-        if _carries_tangent(arguments):
+        if forward_ad._current_level >= 0 and _carries_tangent(arguments):
             raise_no_derivative(name, "a forward-mode derivative")
         if torch.is_grad_enabled() and _requires_grad(arguments):
             if torch._C._are_functorch_transforms_active():
                 raise_no_derivative(name, "a torch.func derivative of the operator itself")
             # Function.apply binds defaults by inspection first, which takes 18 µs.
             return super(torch.autograd.Function, function).apply(*arguments)
+        if cuda_kernel is not None and _only_cuda(arguments):
+            return cuda_kernel(*arguments)
         return call_below_autograd(operator, arguments)
 
     torch.library.impl(name, "Autograd", autograd_kernel)
+
+
+def _only_cuda(arguments: tuple[object, ...]) -> bool:
+    """Whether no mode, transform or wrapper stands before the CUDA kernel."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    for it in arguments:
+        if isinstance(it, torch.Tensor) and (
+            type(it) is not torch.Tensor or not it.is_cuda or it.is_neg()
+        ):
+            return False
+    return True
 
 
 def call_below_autograd(operator: Callable[..., Tensors], arguments: tuple) -> Tensors:
@@ -42,8 +64,12 @@ def call_below_autograd(operator: Callable[..., Tensors], arguments: tuple) -> T
         return operator(*arguments)
 
 
-def define_without_derivative(name: str) -> Callable[..., object]:
+def define_without_derivative(
+    name: str, cuda_kernel: Callable[..., Tensors] | None = None
+) -> Callable[..., object]:
     """Gives the operator ``name`` a derivative that raises: asking for it does, calling does not.
+
+    ``cuda_kernel`` as of ``define_derivative``.
 
     Returns:
         The operator as an autograd Function calls it: inside torch.func's transforms, too.
@@ -76,7 +102,7 @@ def define_without_derivative(name: str) -> Callable[..., object]:
             return operator(*arguments)
         return call_below_autograd(operator, arguments)
 
-    define_derivative(name, WithoutDerivative)
+    define_derivative(name, WithoutDerivative, cuda_kernel)
     return call
 
 
@@ -134,11 +160,12 @@ def raise_no_derivative(name: str, what: str) -> None:
 
 
 def _requires_grad(arguments: tuple[object, ...]) -> bool:
-    return any(isinstance(it, torch.Tensor) and it.requires_grad for it in arguments)
+    for it in arguments:  # noqa: SIM110  any() takes twice as long
+        if isinstance(it, torch.Tensor) and it.requires_grad:
+            return True
+    return False
 
 
 def _carries_tangent(arguments: tuple[object, ...]) -> bool:
-    if forward_ad._current_level < 0:
-        return False
     tensors = (it for it in arguments if isinstance(it, torch.Tensor))
     return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)

@@ -210,5 +210,5 @@ class _Attention(torch.autograd.Function):
         raise_no_derivative("dash.attention", "a forward-mode derivative")
 
 
-define_derivative("dash::attention_fwd", _Attention)
+define_derivative("dash::attention_fwd", _Attention, _attention_fwd)
 define_batching("dash::attention_fwd", fold=False)  # forwards are not ours

@@ -84,8 +84,8 @@ class Call(NamedTuple):
     @property
     def key(self) -> support.Key:
         """All that the checks look at but softmax_scale."""
-        tensors = self[:6] if self.dlse is None else (*self[:6], self.dlse)
-        return support.key_of(tensors, self.order)
+        dlse = None if self.dlse is None else support.key_of((self.dlse,))
+        return support.key_of(self[:6], (dlse, *self[7:12]))
 
     def check(self) -> None:
         """Raises ``UnsupportedError`` with every reason why the call cannot run."""
@@ -144,33 +144,37 @@ def _attention_bwd_cuda(*arguments: object) -> Gradients:
     launch = _launch_of(call)
     if launch is None:
         return call.zeros()
-    _, q, k, v, _, lse, scale, *_ = call
+    dout, q, k, v, out, lse, scale, *_, dlse = call
+    rows, keys = launch.q_strides, launch.kv_strides
     # Copies live to the end of the function, so that the launch reads memory that is theirs; later
     # allocations on this stream come after it.
-    dout, q, k, v, out = (tma_ready(t) for t in call[:5])
-    dq, dk, dv = (uninitialized_like(t) for t in (q, k, v))
+    dout, of_dout = _ready(dout, rows)
+    q, of_q = _ready(q, rows)
+    k, of_k = _ready(k, keys)
+    v, of_v = _ready(v, keys)
+    out, of_out = _ready(out, rows)
+    dq, dk, dv = uninitialized_like(q), uninitialized_like(k), uninitialized_like(v)
     device = q.device
     workspace = torch.UntypedStorage(launch.workspace_bytes, device=device)
-    _, q_strides, kv_strides = launch[1:4]
     try:
         extension().backward(
             *launch.arguments,
             launch.scale if scale is None else scale,
-            _view(q, q_strides),
-            _view(k, kv_strides),
-            _view(v, kv_strides),
-            _view(out, q_strides),
-            _view(dout, q_strides),
+            of_q,
+            of_k,
+            of_v,
+            of_out,
+            of_dout,
             (lse.data_ptr(), *lse.stride()[:3]),
-            (dq.data_ptr(), *q_strides),
-            (dk.data_ptr(), *kv_strides),
-            (dv.data_ptr(), *kv_strides),
+            (dq.data_ptr(), *rows),
+            (dk.data_ptr(), *keys),
+            (dv.data_ptr(), *keys),
             workspace.data_ptr(),
             launch.workspace_bytes,
             device.index,
             torch._C._cuda_getCurrentRawStream(device.index),
             None,
-            None if call.dlse is None else (call.dlse.data_ptr(), *call.dlse.stride()[:3]),
+            None if dlse is None else (dlse.data_ptr(), *dlse.stride()[:3]),
         )
     except ValueError as error:  # what only the stream's context can say: too few SMs, for one
         raise support.UnsupportedError([str(error).removeprefix("dash: ")]) from error
@@ -214,7 +218,7 @@ def _prepare(call: Call) -> Launch | None:
 
 
 # As an autograd Function calls it.
-attention_bwd = define_without_derivative("dash::attention_bwd")
+attention_bwd = define_without_derivative("dash::attention_bwd", _attention_bwd_cuda)
 define_batching("dash::attention_bwd", fold=True)
 
 
@@ -233,6 +237,17 @@ def tma_ready(t: torch.Tensor) -> torch.Tensor:
         for size, stride in zip(t.shape[:3], t.stride()[:3], strict=True)
     )
     return t if strides_fit and t.stride(3) == 1 else contiguous_copy(t)
+
+
+def _ready(
+    t: torch.Tensor, dense: tuple[int, int, int]
+) -> tuple[torch.Tensor, tuple[int, int, int, int]]:
+    """``tma_ready`` and its address and strides; ``dense``: the strides of a contiguous tensor."""
+    address = t.data_ptr()
+    if address % _TMA_ALIGNMENT_BYTES == 0 and t.is_contiguous():  # nearly always, so first
+        return t, (address, *dense)
+    t = tma_ready(t)
+    return t, _view(t, dense)
 
 
 def _rows(lse: torch.Tensor) -> torch.Tensor:

@@ -100,10 +100,12 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **rest: object) -> 
 Key = tuple[object, ...]
 
 
-def key_of(tensors: tuple[torch.Tensor, ...], rest: tuple[object, ...]) -> Key:
+def key_of(tensors: tuple[torch.Tensor, ...], rest: tuple[object, ...] = ()) -> Key:
     """All that the checks look at but softmax_scale: calls with equal keys fare alike."""
-    none = None, None, None  # PyTorch takes None for a tensor: the checks say so
-    return (*(none if t is None else (t.shape, t.dtype, t.device) for t in tensors), *rest)
+    key = list(rest)
+    for t in tensors:  # None, which PyTorch takes for a tensor, until the checks say so
+        key += (None,) if t is None else (t.shape, t.dtype, t.device)
+    return tuple(key)
 
 
 def scale_is_usable(softmax_scale: float | None) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from op_calls import assert_same_bits, backward, call, qkv, randn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 import dash
 
@@ -64,3 +66,25 @@ def test_forward_mode_and_second_derivatives_name_dash() -> None:
         torch.func.grad(lambda d: backward({"dout": d, **dict(list(call().items())[1:])})[0].sum())(
             arguments[0]
         )
+
+
+@pytest.mark.gpu
+def test_what_stands_before_the_cuda_kernel_is_not_passed_by() -> None:
+    """Modes, transforms and views that the dispatcher undoes, where autograd calls the kernel."""
+    arguments = [t.cuda() for t in call().values()]
+    operator = torch.ops.dash.attention_bwd
+    wanted = operator(*arguments)
+    with FlopCounterMode(display=False) as counter:
+        operator(*arguments)
+    assert counter.get_total_flops() == 5 * 2 * 2 * 4 * 96 * 160 * 64
+    negative = torch._neg_view(-arguments[0])
+    assert negative.is_neg()
+    assert_same_bits(operator(negative, *arguments[1:]), wanted)
+    twice = torch.stack((arguments[0], arguments[0]))
+    got = torch.func.vmap(lambda dout: operator(dout, *arguments[1:]))(twice)
+    assert_same_bits([g[1] for g in got], wanted)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert all(isinstance(g, FakeTensor) for g in operator(*arguments))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        operator(*arguments)
+    assert [event.name for event in profile.events()].count("dash::attention_bwd") == 1
