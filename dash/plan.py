@@ -215,9 +215,10 @@ def plan(
             window_right=window_right,
             strategy=strategy,
             group_split=group_split,
+            forward=forward,
             device=device,
         )
-    where = planned_device() if device is None else _as_device(device)
+    where = as_device(device)
     problem = Problem(
         tuple(q_shape),
         tuple(kv_shape),
@@ -229,13 +230,18 @@ def plan(
         window_right,
         where,
     )
-    found = problem_reasons(problem)
-    if found:
-        raise UnsupportedError(found)
-    p = cached_plan(problem)
+    p = checked_plan(problem)
     if device is None and where.type != "cuda":
         return p  # where attention will run, and so what its forward can be, is not known
     return replace(p, forward=planned_forward(problem, forward))
+
+
+def checked_plan(problem: Problem) -> Plan:
+    """``plan`` without a forward. Raises ``UnsupportedError``."""
+    found = problem_reasons(problem)
+    if found:
+        raise UnsupportedError(found)
+    return cached_plan(problem)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -298,7 +304,10 @@ def _order_of_one(problem: Problem) -> Problem:
     return _order_alone(problem.one_sequence)
 
 
-def _as_device(device: torch.device | str | int) -> torch.device:
+def as_device(device: torch.device | str | int | None) -> torch.device:
+    """The device of a plan, as ``plan`` takes it."""
+    if device is None:
+        return planned_device()
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())

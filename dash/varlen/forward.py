@@ -244,3 +244,38 @@ FORWARDS = {
     "flash": Forward(_why_no_flash, _without_gaps(_flash)),
     "plain": Forward(lambda pack: None, _plain),
 }
+
+# What is known of each: whether a sequence's bits depend on the pack.
+KNOWN = {
+    "fa3": "bits of a sequence are not promised to be the same in every pack",
+    "flash": "never split over keys: the bits of a sequence do not depend on the pack",
+    "plain": "a sequence at a time: the bits of its dense call",
+}
+
+
+def planned_forward(
+    q_shape: tuple[int, int, int],
+    kv_shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    batch: int,
+    causal: bool,
+    window_left: int | None,
+    window_right: int | None,
+    device: torch.device,
+    forward: str = "auto",
+) -> str:
+    """The name of the forward that ``dash.attention_varlen`` takes, without running it.
+
+    For contiguous inputs and the default scale, as PyTorch's switches are now.
+
+    Raises:
+        UnsupportedError: there is no such forward, or it cannot run this pack.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # not for the operator
+
+    with FakeTensorMode():
+        q, kv = (torch.empty(shape, dtype=dtype, device=device) for shape in (q_shape, kv_shape))
+        cu_seqlens = torch.empty(batch + 1, dtype=torch.int32, device=device)
+    mask = causal, window_left, window_right
+    pack = Pack(q, kv, kv, cu_seqlens, cu_seqlens, None, None, 1.0, *mask, None, None)
+    return choose_forward(pack, forward)

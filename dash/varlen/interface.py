@@ -238,5 +238,5 @@ class _AttentionVarlen(torch.autograd.Function):
         raise_no_derivative("dash.attention_varlen", "a forward-mode derivative")
 
 
-define_derivative("dash::attention_varlen_fwd", _AttentionVarlen)
+define_derivative("dash::attention_varlen_fwd", _AttentionVarlen, _attention_varlen_fwd)
 define_batching("dash::attention_varlen_fwd", fold=False)  # forwards are not ours

@@ -70,4 +70,6 @@ for _name, _type in _MAX_SEQLEN.items():
     define_batching(_name, fold=False)
 
 # As an autograd Function calls it, without bounds.
-attention_varlen_bwd, _ = (define_without_derivative(_name) for _name in _MAX_SEQLEN)
+attention_varlen_bwd, _ = (
+    define_without_derivative(_name, _attention_varlen_bwd_cuda) for _name in _MAX_SEQLEN
+)

@@ -11,9 +11,11 @@ import torch
 
 from dash.device import dtype_name
 from dash.extension import extension
-from dash.plan import Plan, plan
+from dash.plan import Plan, as_device, checked_plan
+from dash.problem import Problem
 from dash.support import UnsupportedError
 from dash.varlen import checks
+from dash.varlen.forward import KNOWN, planned_forward
 from dash.varlen.launch import pack_arguments
 
 _FINGERPRINT_DIGITS = 16
@@ -46,6 +48,8 @@ class VarlenPlan:
         q_shape: ``(total_q, heads, head_dim)``.
         kv_shape: ``(total_k, kv_heads, head_dim)``.
         dtype, causal, window_left, window_right: the rest of the problem.
+        forward: what ``dash.attention_varlen`` would take for out and lse; None where the plan is
+            for no device in particular.
     """
 
     sequences: tuple[SequencePlan, ...]
@@ -56,6 +60,7 @@ class VarlenPlan:
     causal: bool
     window_left: int | None = None
     window_right: int | None = None
+    forward: str | None = None
 
     @property
     def batch(self) -> int:
@@ -81,6 +86,8 @@ class VarlenPlan:
             ("workspace", f"{self.workspace_bytes:,} bytes, whatever the lengths"),
             ("fingerprint", f"{self.fingerprint}, of all lengths"),
         ]
+        if self.forward is not None:
+            head.append(("forward", f"{self.forward}: {KNOWN[self.forward]}"))
         width = max(len(label) for label, _ in head)
         lines = [f"{label:<{width}}  {text}" for label, text in head]
         table = [("count", "seqlen_q", "seqlen_k", "strategy", "groups", "fingerprint")]
@@ -113,6 +120,7 @@ def plan_varlen(
     window_right: int | None = None,
     strategy: str = "auto",
     group_split: int = 0,
+    forward: str = "auto",
     device: torch.device | str | int | None = None,
 ) -> VarlenPlan:
     """Says what the packed backward will do with sequences of these lengths.
@@ -126,7 +134,8 @@ def plan_varlen(
         dtype: ``torch.bfloat16`` or ``torch.float16``.
         seqlens_q: rows of q of each sequence: ``cu_seqlens_q.diff().tolist()``.
         seqlens_k: rows of k; None: those of q.
-        causal, window_left, window_right, strategy, group_split, device: as for ``dash.plan``.
+        causal, window_left, window_right, strategy, group_split, forward, device: as for
+            ``dash.plan``.
 
     Raises:
         UnsupportedError: the problem or the strategy is not supported; says why.
@@ -134,6 +143,7 @@ def plan_varlen(
     seqlens_q = list(seqlens_q)
     seqlens_k = seqlens_q if seqlens_k is None else list(seqlens_k)
     shapes = tuple(q_shape), tuple(kv_shape)
+    where = as_device(device)
     _check_lengths(*shapes, seqlens_q, seqlens_k)
     windows = {"window_left": window_left, "window_right": window_right}
     rest = {"causal": causal, "strategy": strategy, "group_split": group_split}
@@ -143,7 +153,7 @@ def plan_varlen(
         if seqlen_q == 0 or seqlen_k == 0:
             return None
         one = (1, seqlen_q, *shapes[0][1:]), (1, seqlen_k, *shapes[1][1:])
-        return plan(*one, dtype, **order, device=device)
+        return checked_plan(Problem(*one, dtype, **order, device=where))
 
     totals = shapes[0][0], shapes[1][0]
     # What the operator checks: it knows the totals alone.
@@ -166,6 +176,12 @@ def plan_varlen(
         dtype=dtype,
         causal=causal,
         **windows,
+        # Where attention will run, and so what its forward can be, is not always known.
+        forward=None
+        if device is None and where.type != "cuda"
+        else planned_forward(
+            *shapes, dtype, len(seqlens_q), causal, *windows.values(), where, forward
+        ),
     )
 
 
