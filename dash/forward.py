@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -33,7 +34,7 @@ import torch
 from dash.mask import Mask
 from dash.memory import contiguous
 from dash.problem import Problem
-from dash.support import UnsupportedError
+from dash.support import DTYPES, MAX_HEAD_DIM, UnsupportedError
 
 Result = tuple[torch.Tensor, torch.Tensor]
 
@@ -176,6 +177,18 @@ def fa3_forward(call: ForwardCall) -> Result:
     return contiguous(out), contiguous(lse)
 
 
+def fa3_gaps(device: torch.device) -> list[str]:
+    """What the package's build lacks of dash's dtypes and head dimensions, by small calls."""
+    for dtype, head_dim in itertools.product(DTYPES, (64, MAX_HEAD_DIM)):
+        tensor = torch.zeros(1, 1, 1, head_dim, dtype=dtype, device=device)
+        call = ForwardCall(tensor, tensor, tensor, 1.0)
+        try:
+            fa3_forward(call)
+        except Exception as error:  # a report, not a call: whatever it is, it is what it says
+            _fa3_lacks[dtype, head_dim] = _fa3_refused(call, error)
+    return list(_fa3_lacks.values())
+
+
 @functools.lru_cache(maxsize=1)
 def takes_return_attn_probs(function: Callable[..., object]) -> bool:
     """Releases up to spring 2025 always return lse; later ones only when asked."""
@@ -193,13 +206,17 @@ def _fa3_refusal(call: ForwardCall) -> str | None:
 
 
 def _note_fa3_failure(call: ForwardCall, error: Exception) -> None:
-    what = call.q.dtype, call.q.shape[3]
-    _fa3_lacks[what] = f"flash_attn_interface refused {what[0]}, head_dim {what[1]}: {error}"
+    said = _fa3_refused(call, error)
+    _fa3_lacks[call.q.dtype, call.q.shape[3]] = said
     warnings.warn(
-        f"dash.attention: {_fa3_lacks[what]}; another forward is taken",
+        f"dash.attention: {said}; another forward is taken",
         RuntimeWarning,
         stacklevel=3,
     )
+
+
+def _fa3_refused(call: ForwardCall, error: Exception) -> str:
+    return f"flash_attn_interface refused {call.q.dtype}, head_dim {call.q.shape[3]}: {error}"
 
 
 def is_of_the_device(error: Exception) -> bool:

@@ -122,6 +122,21 @@ def test_a_build_without_this_head_dim_is_left_out_after_it_said_so(
         run_forward(on_cuda(*qkv(head_dim=128)))
 
 
+def test_doctor_says_what_a_build_lacks(all_forwards) -> None:
+    def only_bfloat16(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: object) -> tuple:
+        if q.dtype == torch.float16:
+            raise RuntimeError("This flash attention build does not support FP16.")
+        return q, q[..., 0]
+
+    all_forwards.flash_attn_func = only_bfloat16
+    gaps = forwards.fa3_gaps(torch.device("cpu"))
+    assert len(gaps) == 2
+    assert all("torch.float16" in gap and "does not support FP16" in gap for gap in gaps)
+    half = on_cuda(*qkv(dtype=torch.float16))
+    assert choose_forward(half) == "cudnn"
+    assert choose_forward(on_cuda(*qkv())) == "fa3"
+
+
 def test_a_namesake_in_the_same_folder_is_an_error(tmp_path) -> None:
     dash._namesake.check(tmp_path)
     (tmp_path / "dcc").mkdir()

@@ -19,9 +19,9 @@ from rich.table import Table
 import dash
 from dash.cli.driver import driver_cuda, fit
 from dash.cli.report import console
-from dash.device import is_hopper
+from dash.device import default_device, is_hopper
 from dash.extension import ExtensionMissingError, extension
-from dash.forward import fa3_package, why_no_fa3
+from dash.forward import fa3_gaps, fa3_package, why_no_fa3
 
 
 class State(Enum):
@@ -116,6 +116,9 @@ def _toolkit() -> Iterator[Finding]:
 def _optional() -> Iterator[Finding]:
     if fa3_package() is not None:
         yield Finding("FlashAttention-3", State.OK, "dash.attention's forward uses it")
+        device = default_device()
+        for gap in fa3_gaps(device) if device.type == "cuda" else ():
+            yield Finding("FlashAttention-3", State.NOTE, f"{gap}; another forward is taken")
     else:
         text = f"{why_no_fa3()}: dash.attention's forward uses PyTorch's kernels"
         yield Finding("FlashAttention-3", State.NOTE, text)
