@@ -95,7 +95,7 @@ def make_problem(shape: Shape, group_split: int = 1) -> _C.Problem:
     return _C.Problem(
         batch=shape.batch,
         heads=shape.heads,
-        kv_heads=shape.kv_heads * group_split,
+        kv_heads=shape.kv_heads,
         seqlen_q=shape.seqlen_q,
         seqlen_k=shape.seqlen_k,
         causal=shape.causal,

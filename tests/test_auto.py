@@ -184,3 +184,32 @@ def test_auto_says_what_shift_lacks() -> None:
     name, _, why = choose(problem, 63)
     assert name == "staggered"
     assert _C.why_not("shift", problem, 63) in why
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "seqlen", "window", "strategy", "split"),
+    [
+        (16, 16, 128, 4096, 127, "staggered", 1),
+        (16, 16, 128, 8192, 1023, "spt", 1),
+        (32, 32, 64, 8192, 1023, "zigzag", 1),
+        (32, 8, 128, 4096, 127, "descending", 1),
+        (32, 8, 128, 8192, 1023, "spt", 2),
+        (28, 4, 128, 8192, 1023, "spt", 7),  # 7 has no other divisor
+        (8, 1, 128, 8192, 4095, "spt", 4),  # few chains ask for more
+    ],
+)
+def test_auto_under_a_window(heads, kv_heads, head_dim, seqlen, window, strategy, split) -> None:
+    shapes = (1, seqlen, heads, head_dim), (1, seqlen, kv_heads, head_dim)
+    p = dash.plan(*shapes, torch.bfloat16, causal=True, window_left=window, device="cpu")
+    assert (p.strategy, p.group_split) == (strategy, split)
+    assert "window" in p.why
+
+
+def test_a_window_that_cannot_bite_takes_what_the_problem_without_it_takes() -> None:
+    shape = (1, 4096, 16, 128)
+    plans = [
+        dash.plan(shape, shape, torch.bfloat16, causal=True, window_left=left, device="cpu")
+        for left in (None, 4095)
+    ]
+    assert plans[0].strategy == plans[1].strategy
+    assert plans[0].fingerprint == plans[1].fingerprint

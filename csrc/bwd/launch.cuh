@@ -199,7 +199,8 @@ inline int main_grid(BackwardArgs const& args, int resident, int model) {
       Refusal const refusal = schedule.why_not(args.problem, resident);
       if (refusal) throw std::invalid_argument("dash: " + describe(refusal, schedule.kName));
       int const grid = schedule.num_ctas(resident);
-      if (schedule.kCyclic && grid / schedule.largest_circle() >= kMostSquads)
+      int const squad = schedule.largest_circle();
+      if (squad > 1 && grid / squad >= kMostSquads)
         throw std::invalid_argument("dash: " + std::to_string(grid) +
                                     " CTAs are more than the dealer has squads for");
       return grid;

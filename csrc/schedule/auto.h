@@ -99,25 +99,37 @@ constexpr bool serpentine_fills(Problem const& p, int resident_ctas) {
 }
 
 // A band: chains of neighbouring KV tiles follow each other, upwards in spt, downwards in
-// descending. TFLOPS on an H200, head dimension 128 or 64, windows of keys to the left under the
-// causal mask:
+// descending. TFLOPS on an H200, windows of keys to the left under the causal mask, of one run for
+// a group of rows (115a60b):
 //
-// | window of length, heads    | descending | spt | zigzag | staggered |
-// |----------------------------|------------|-----|--------|-----------|
-// | 128 of 4,096, 16           | 139        | 139 | 142    | 145       |
-// | 1,024 of 8,192, 16         | 416        | 445 | 436    | 434       |
-// | 4,096 of 8,192, 16         | 455        | 564 | 552    | 537       |
-// | 4,096 of 32,768, 16        | 574        | 571 | 560    | 550       |
-// | 1,024 of 8,192, 32 over 8  | 400        | 359 | 349    | 361       |
-// | 4,096 of 8,192, 32 over 8  | 513        | 440 | 423    | 462       |
-// | 1,024 of 8,192, 32, dim 64 | 258        | 341 | 395    | 390       |
-// | 4,096 of 8,192, 32, dim 64 | 270        | 479 | 498    | 473       |
-constexpr Strategy for_window(Problem const& p) {
+// | window of length, heads, dim  | descending | spt | zigzag | staggered | in 2: descending | spt |
+// |-------------------------------|------------|-----|--------|-----------|------------------|-----|
+// | 128 of 4,096, 16, 128         | 139        | 139 | 142    | 145       |                  |     |
+// | 1,024 of 8,192, 16, 128       | 416        | 445 | 436    | 434       |                  |     |
+// | 4,096 of 8,192, 16, 128       | 455        | 564 | 552    | 537       |                  |     |
+// | 4,096 of 32,768, 16, 128      | 574        | 571 | 560    | 550       |                  |     |
+// | 1,024 of 8,192, 32, 64        | 258        | 341 | 395    | 390       |                  |     |
+// | 4,096 of 8,192, 32, 64        | 270        | 479 | 498    | 473       |                  |     |
+// | 128 of 4,096, 32 over 8, 128  | 151        | 150 | 148    | 148       | 132              | 132 |
+// | 1,024 of 8,192, 32 over 8, 128| 381        | 353 | 349    | 356       | 420              | 421 |
+// | 4,096 of 8,192, 32 over 8, 128| 480        | 420 | 417    | 455       | 515              | 527 |
+// | 4,096 of 32k, 32 over 8, 128  | 444        | 434 | 447    | 460       | 516              | 515 |
+// | 1,024 of 8,192, 64 over 8, 64 | 349        | 325 | 328    | 331       | 371              | 396 |
+// | 4,096 of 8,192, 64 over 8, 64 | 432        | 381 | 379    | 399       | 472              | 466 |
+constexpr bool is_narrow(Problem const& p) {
   constexpr int kNarrow = 6;  // visits of a chain
-  if (p.heads_of_chain() > 1) return kStrategyOf<Descending>;
-  if (p.q_tiles_of(p.kv_tiles() / 2) <= kNarrow) return kStrategyOf<Staggered>;
+  return p.q_tiles_of(p.kv_tiles() / 2) <= kNarrow;
+}
+
+constexpr Strategy for_window(Problem const& p) {
+  if (p.heads_of_chain() > 1) return is_narrow(p) ? kStrategyOf<Descending> : kStrategyOf<Spt>;
+  if (is_narrow(p)) return kStrategyOf<Staggered>;
   return p.tile_kv == p.tile_q ? kStrategyOf<Zigzag> : kStrategyOf<Spt>;
 }
+
+// With fewer q heads a chain, a q tile comes round again while L2 has it. Slices cost an fp32 write
+// and read of dK and dV each, too much for a chain of few visits.
+constexpr int least_slices(Problem const& p) { return p.windowed() && !is_narrow(p) ? 2 : 1; }
 
 }  // namespace rules
 
@@ -133,7 +145,7 @@ constexpr double steps_apart_in_shift(Problem const& p) {
 constexpr int choose_group_split(Problem const& p) {
   double const wanted = p.causal() ? 2 * kTicketsInFlight : kTicketsInFlight;
   double const chains = static_cast<double>(p.chains()) * rules::sequences_at_once(p);
-  int slices = 1;
+  int slices = rules::least_slices(p);
   for (; slices < p.group() && slices < wanted; ++slices)
     if (p.group() % slices == 0 && chains * slices >= wanted) return slices;
   // From here on any divisor will do, and a group may have a billion heads: try the other factor.

@@ -49,11 +49,19 @@ constexpr Choice choose_in_pack(Problem const& one, bool choose_strategy, Strate
   return {strategy, group_split > 0 ? group_split : 1, {}};
 }
 
-// The most slices that choose() cuts a group into for any length: that of 8,192 tokens, because up
-// to there a call of 8,192 tokens has at least as many chains, and beyond it more.
+// The most slices that choose() cuts a group into for any length: those for 8,192 tokens, because
+// up to there a call of 8,192 tokens has at least as many chains, and beyond it more. A window may
+// bite in some sequences and in others not.
 constexpr int most_slices(Problem const& call) {
   constexpr int kTokens = 8192;
-  return choose_group_split(problem_of(call, kTokens, kTokens));
+  Problem unlimited = call;
+  unlimited.left = kUnlimited;
+  unlimited.right = call.causal() ? 0 : kUnlimited;
+  int const without = choose_group_split(problem_of(unlimited, kTokens, kTokens));
+  if (!call.windowed()) return without;
+  int least = 2;  // divisor of the group
+  while (least < call.group() && call.group() % least != 0) ++least;
+  return larger(without, smaller(least, call.group()));
 }
 
 // The most tickets that may wait for each other in a packed call, whatever its lengths.
