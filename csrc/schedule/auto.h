@@ -122,14 +122,17 @@ constexpr bool is_narrow(Problem const& p) {
 }
 
 constexpr Strategy for_window(Problem const& p) {
-  if (p.heads_of_chain() > 1) return is_narrow(p) ? kStrategyOf<Descending> : kStrategyOf<Spt>;
+  if (p.heads_of_chain() > 1)
+    return p.group_split == 1 ? kStrategyOf<Descending> : kStrategyOf<Spt>;
   if (is_narrow(p)) return kStrategyOf<Staggered>;
   return p.tile_kv == p.tile_q ? kStrategyOf<Zigzag> : kStrategyOf<Spt>;
 }
 
 // With fewer q heads a chain, a q tile comes round again while L2 has it. Slices cost an fp32 write
 // and read of dK and dV each, too much for a chain of few visits.
-constexpr int least_slices(Problem const& p) { return p.windowed() && !is_narrow(p) ? 2 : 1; }
+constexpr int least_slices(Problem const& p) {
+  return p.windowed() && !is_narrow(p) && p.group() % 2 == 0 ? 2 : 1;
+}
 
 }  // namespace rules
 

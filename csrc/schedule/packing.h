@@ -58,10 +58,7 @@ constexpr int most_slices(Problem const& call) {
   unlimited.left = kUnlimited;
   unlimited.right = call.causal() ? 0 : kUnlimited;
   int const without = choose_group_split(problem_of(unlimited, kTokens, kTokens));
-  if (!call.windowed()) return without;
-  int least = 2;  // divisor of the group
-  while (least < call.group() && call.group() % least != 0) ++least;
-  return larger(without, smaller(least, call.group()));
+  return call.windowed() && call.group() % 2 == 0 ? larger(without, 2) : without;
 }
 
 // The most tickets that may wait for each other in a packed call, whatever its lengths.
