@@ -24,6 +24,10 @@ DType dtype_named(std::string const& name) {
   throw wrong("dtype", "'" + name + "'", "'bfloat16' or 'float16'");
 }
 
+HeadDims head_dims_of(int head_dim, std::optional<int> head_dim_v) {
+  return {head_dim, head_dim_v.value_or(head_dim)};
+}
+
 using Packed = std::tuple<uintptr_t, int64_t, int64_t>;
 
 TensorView take_view(Keywords& keywords, char const* name) {
@@ -62,12 +66,13 @@ void call_backward(Problem const& problem, std::string const& strategy, std::str
                    Batched const& v, Batched const& out, Batched const& dout, Batched const& lse,
                    Batched const& dq, Batched const& dk, Batched const& dv, uintptr_t workspace,
                    size_t workspace_bytes, int device, uintptr_t stream,
-                   std::optional<int> max_ctas, std::optional<Batched> const& dlse) {
+                   std::optional<int> max_ctas, std::optional<Batched> const& dlse,
+                   std::optional<int> head_dim_v) {
   BackwardArgs args;
   args.problem = problem;
   args.strategy = strategy_named(strategy);
   args.dtype = dtype_named(dtype);
-  args.head_dim = head_dim;
+  args.head_dims = head_dims_of(head_dim, head_dim_v);
   args.softmax_scale = softmax_scale;
   args.q = view_of(q);
   args.k = view_of(k);
@@ -87,19 +92,21 @@ void call_backward(Problem const& problem, std::string const& strategy, std::str
   enqueue(args, "backward");
 }
 
-size_t dense_workspace_bytes(Problem const& problem, int head_dim) {
+size_t dense_workspace_bytes(Problem const& problem, int head_dim,
+                             std::optional<int> head_dim_v) {
   BackwardArgs args;
   args.problem = problem;
-  args.head_dim = head_dim;
+  args.head_dims = head_dims_of(head_dim, head_dim_v);
   return workspace_bytes(args);
 }
 
-int call_resident_ctas(int device, std::string const& dtype, int head_dim) {
+int call_resident_ctas(int device, std::string const& dtype, int head_dim,
+                       std::optional<int> head_dim_v) {
   DType const type = dtype_named(dtype);
   require_kernels("resident_ctas");
   if constexpr (kHasKernels) {
     py::gil_scoped_release release;
-    return resident_ctas(device, type, head_dim);
+    return resident_ctas(device, type, head_dims_of(head_dim, head_dim_v));
   }
   return 0;
 }
@@ -142,22 +149,34 @@ void enqueue(BackwardArgs const& args, char const* function) {
 void bind_backward(py::module_& m) {
   m.attr("HAS_KERNELS") = kHasKernels;
   m.attr("CUDA_VERSION") = kCudaVersion;
-  m.def("head_dim_bucket", &head_dim_bucket, py::arg("head_dim"));
+  auto const head_dim_v = py::arg("head_dim_v") = py::none();  // None: that of q and k
+  m.def(
+      "head_dim_bucket",
+      [](int head_dim, std::optional<int> v) {
+        HeadDims const bucket = head_dims_bucket(head_dims_of(head_dim, v));
+        return std::make_tuple(bucket.qk, bucket.v);
+      },
+      py::arg("head_dim"), head_dim_v,
+      "Head dimensions of q and k and of v that the kernel for these is compiled for.");
   m.def(
       "tile_shape",
-      [](int head_dim) {
-        TileShape const tile = tile_shape(head_dim);
+      [](int head_dim, std::optional<int> v) {
+        TileShape const tile = tile_shape(head_dims_of(head_dim, v));
         return std::make_tuple(tile.q, tile.kv);
       },
-      py::arg("head_dim"), "(tile_q, tile_kv) of the kernel compiled for a head dimension.");
-  m.def("workspace_bytes", &dense_workspace_bytes, py::arg("problem"), py::arg("head_dim"));
+      py::arg("head_dim"), head_dim_v,
+      "(tile_q, tile_kv) of the kernel compiled for head dimensions.");
+  m.def("workspace_bytes", &dense_workspace_bytes, py::arg("problem"), py::arg("head_dim"),
+        head_dim_v);
   m.def("resident_ctas", &call_resident_ctas, py::arg("device_index"), py::arg("dtype"),
-        py::arg("head_dim"), "CTAs of the main kernel that are resident together on the device.");
+        py::arg("head_dim"), head_dim_v,
+        "CTAs of the main kernel that are resident together on the device.");
   m.def("backward", &call_backward, py::arg("problem"), py::arg("strategy"), py::arg("dtype"),
         py::arg("head_dim"), py::arg("softmax_scale"), py::arg("q"), py::arg("k"), py::arg("v"),
         py::arg("out"), py::arg("dout"), py::arg("lse"), py::arg("dq"), py::arg("dk"),
         py::arg("dv"), py::arg("workspace"), py::arg("workspace_bytes"), py::arg("device"),
         py::arg("stream"), py::arg("max_ctas") = py::none(), py::arg("dlse") = py::none(),
+        head_dim_v,
         "Enqueues the backward pass. q, k, v, out, dout, dq, dk, dv are (address, batch_stride, "
         "seq_stride, head_stride), lse and dlse (address, batch_stride, head_stride, seq_stride), "
         "in elements; dlse is a gradient of lse, or None; max_ctas bounds the main kernel's grid. "

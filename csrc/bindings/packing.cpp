@@ -71,8 +71,9 @@ void take_wish(Keywords& keywords, BackwardArgs& args) {
 void take_shape(Keywords& keywords, BackwardArgs& args) {
   args.problem = take_call(keywords, args.packed);
   take_wish(keywords, args);
-  args.head_dim = keywords.take<int>("head_dim");
-  TileShape const tiles = tile_shape(args.head_dim);
+  args.head_dims.qk = keywords.take<int>("head_dim");
+  args.head_dims.v = keywords.take<int>("head_dim_v", args.head_dims.qk);
+  TileShape const tiles = tile_shape(args.head_dims);
   args.problem.tile_q = tiles.q;
   args.problem.tile_kv = tiles.kv;
 }
@@ -144,7 +145,7 @@ void bind_packing(py::module_& m) {
       "(index, problem, strategy, group_split). `call` has heads, mask and tiles.");
   m.def("varlen_workspace_bytes", &packed_workspace_bytes,
         "Keywords: batch, heads, kv_heads, total_q, total_k, causal, head_dim; optional "
-        "window_left, window_right, strategy, group_split.");
+        "head_dim_v, window_left, window_right, strategy, group_split.");
   m.def("varlen_resident_ctas_needed", &packed_resident_ctas_needed,
         "CTAs that a packed call asks to be resident, whatever its lengths. Keywords as of "
         "varlen_workspace_bytes, and resident_ctas, for which 'auto' chooses.");

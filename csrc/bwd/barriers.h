@@ -16,6 +16,7 @@
 // | dq_full[w]    | a dQ tile is staged for writer w| every MMA warp              | writer w   | proxy fence by every MMA thread: bulk adds read what st.shared wrote |
 // | dq_empty[w]   | writer w's copy read the stage  | writer w                    | MMA        | bulk_wait_source_read             |
 // | ds_full[d]    | dS of both warpgroups is stored | every MMA warp              | MMA        | proxy fence by every MMA thread: wgmma reads what stmatrix wrote |
+// | ds_empty      | dQ of a step is done with dS    | every MMA warp              | MMA        | none; only where dS has one slot  |
 //
 // Writer w plays steps w, w + kDqWriters, …: it has its own dq pair and, because the stages are a
 // multiple of the writers, its own stages of q_full. So every waiter sees every phase of its
@@ -47,6 +48,7 @@ __device__ void init_barriers(Storage& smem) {
   }
   mbarrier_init(smem.repair, 1);
   for (int d = 0; d < Config::kDsStages; ++d) mbarrier_init(smem.ds_full[d], Config::kMmaWarps);
+  mbarrier_init(smem.ds_empty, Config::kMmaWarps);
   for (int w = 0; w < Config::kDqWriters; ++w) {
     mbarrier_init(smem.dq_full[w], Config::kMmaWarps);
     mbarrier_init(smem.dq_empty[w], 1);

@@ -11,21 +11,39 @@ inline constexpr int kWarp = 32;
 inline constexpr int kWarpgroup = 128;
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-// The smallest bucket that holds a head dimension; TMA fills the columns between with zeros.
-constexpr int bucket_of(int head_dim) { return head_dim <= 64 ? 64 : 128; }
+// The smallest bucket that holds the head dimensions; TMA fills the columns between with zeros.
+constexpr HeadDims bucket_of(HeadDims d) {
+  if (d.qk <= 64 && d.v <= 64) return {64, 64};
+  if (d.qk <= 128 && d.v <= 128) return {128, 128};
+  return {192, 128};
+}
 
-template <int kHeadDim_>
+template <int kHeadDim_, int kHeadDimV_ = kHeadDim_>
 struct KernelConfig {
-  static_assert(kHeadDim_ == 64 || kHeadDim_ == 128, "head dimension buckets are 64 and 128");
+  static constexpr int kHeadDim = kHeadDim_;    // of q and k
+  static constexpr int kHeadDimV = kHeadDimV_;  // of v and dO
+  static constexpr HeadDims kHeadDims = {kHeadDim, kHeadDimV};
+  static_assert(bucket_of(kHeadDims) == kHeadDims, "not a bucket of head dimensions");
 
-  static constexpr int kHeadDim = kHeadDim_;
+  // 160 registers for dK and dV leave a step another order (mma_wide.cuh).
+  static constexpr bool kWide = kHeadDim > 128;
+
   static constexpr int kTileQ = kHeadDim == 64 ? 128 : 64;
   static constexpr int kTileKv = 128;
 
   static constexpr int kPlannedSteps = 8;  // steps that the scheduler may be ahead of the loads
   static constexpr int kStages = 2;        // of Q and of dO
-  static constexpr int kKSlots = 2;        // the next chain's K is there when this one ends
-  static constexpr int kDsStages = 2;      // mma.cuh says why two need no barrier of their own
+  // Where shared memory holds two, the next chain's K is there when this one ends.
+  static constexpr int kKSlots = kWide ? 1 : 2;
+  static constexpr int kDsStages = kWide ? 1 : 2;  // mma.cuh says why two need no ds_empty
+
+  // Columns of K in a box of TMA, which is as wide as its swizzle. A warpgroup's half of dQ's
+  // columns must begin at a box.
+  static constexpr int kKBoxColumns = kWide ? 32 : 64;
+
+  // The accumulator of S starts from −lse / softmax_scale, like that of dP from −delta: there are
+  // no registers for lse beside S.
+  static constexpr bool kScoresFromLse = kWide;
 
   static constexpr int kMmaWarpgroups = 2;
   static constexpr int kMmaThreads = kMmaWarpgroups * kWarpgroup;
@@ -37,6 +55,10 @@ struct KernelConfig {
   // registers into the next step, and dK opens that. With 128 rows they spill, so dK closes its own
   // step; 64 rows at head dimension 64 are slower by a quarter.
   static constexpr bool kLateDk = kTileQ == 64;
+
+  // Of the conversion of dQ. Said, because for 32 floats a thread ptxas guesses 6 and spills.
+  static constexpr int kConvertCtasPerSm = kWide ? 3 : 5;
+  static constexpr int kPartsCtasPerSm = kWide ? 1 : 2;  // of the sum of the parts
 
   static constexpr int kServiceRegisters = 24;  // planner, loader and dQ writers
   static constexpr int kMmaRegisters = 240;
@@ -69,11 +91,14 @@ constexpr Problem with_tiles(Problem p) {
   return p;
 }
 
-constexpr int tile_q_of(int head_dim) {
-  return bucket_of(head_dim) == 64 ? KernelConfig<64>::kTileQ : KernelConfig<128>::kTileQ;
-}
-constexpr int tile_kv_of(int head_dim) {
-  return bucket_of(head_dim) == 64 ? KernelConfig<64>::kTileKv : KernelConfig<128>::kTileKv;
+inline constexpr HeadDims kMaxHeadDims = {192, 128};
+
+// Calls `visit` with the KernelConfig of a bucket.
+template <typename Visit>
+constexpr auto visit_config(HeadDims bucket, Visit const& visit) {
+  if (bucket == HeadDims{64, 64}) return visit(KernelConfig<64>{});
+  if (bucket == HeadDims{128, 128}) return visit(KernelConfig<128>{});
+  return visit(KernelConfig<192, 128>{});
 }
 
 // What the workspace has to hold.
@@ -126,7 +151,8 @@ struct WorkspaceLayout {
   int64_t group_splits = 0;   // int32 for each sequence
   int64_t bytes = 0;
 
-  constexpr WorkspaceLayout(WorkspaceSizes const& sizes, int tile_q, int tile_kv, int bucket) {
+  constexpr WorkspaceLayout(WorkspaceSizes const& sizes, int tile_q, int tile_kv,
+                            HeadDims bucket) {
     int64_t const floats = sizeof(float), ints = sizeof(int);
     int64_t const rows = sizes.dq_tiles * tile_q, kv_rows = sizes.parts_tiles * tile_kv;
     auto const take = [this](int64_t size) {
@@ -141,9 +167,9 @@ struct WorkspaceLayout {
     dq_turns = take(sizes.dq_tiles * ints);
     lse_log2 = take(rows * floats);
     minus_delta = take(rows * floats);
-    dq_accum = take(rows * bucket * floats);
-    dk_parts = take(kv_rows * bucket * floats);
-    dv_parts = take(kv_rows * bucket * floats);
+    dq_accum = take(rows * bucket.qk * floats);
+    dk_parts = take(kv_rows * bucket.qk * floats);
+    dv_parts = take(kv_rows * bucket.v * floats);
     table_header = take(sizes.sequences > 0 ? 2 * ints : 0);
     first_tickets = take(sizes.sequences * ints);
     records = take(sizes.sequences * static_cast<int64_t>(sizeof(SequenceRecord)));

@@ -45,7 +45,7 @@ __device__ __forceinline__ void convert_tile(CallParams const& params, int dq_ti
   store_fragment(x, params.softmax_scale,
                  head_of<Element>(params.dq, batch, head) + first_row * params.dq.seq_stride,
                  params.dq.seq_stride, q_tile * Config::kTileQ + Fragment::row(threadIdx.x),
-                 Fragment::column(threadIdx.x), rows, params.head_dim);
+                 Fragment::column(threadIdx.x), rows, params.head_dims.qk);
 }
 
 // cu_seqlens made no sense, and the host cannot know: nothing was computed, and it shows.
@@ -61,19 +61,17 @@ __device__ __forceinline__ void fill_with_nan(TensorView const& t, int rows, int
   }
 }
 
-inline constexpr int kConvertCtasPerSm = 5;  // said, because ptxas guesses 6 and spills
-
 template <typename Element, typename Config>
-__global__ void __launch_bounds__(Config::kMmaThreads, kConvertCtasPerSm)
+__global__ void __launch_bounds__(Config::kMmaThreads, Config::kConvertCtasPerSm)
     convert_dq(__grid_constant__ CallParams const params) {
   if (params.is_packed() && *params.table.malformed) {
     Problem const& p = params.problem;
     int const block = blockIdx.x, blocks = gridDim.x;
-    fill_with_nan<Element>(params.dq, params.packed.total_q, p.heads, params.head_dim, block,
+    fill_with_nan<Element>(params.dq, params.packed.total_q, p.heads, params.head_dims.qk, block,
                            blocks, Config::kMmaThreads);
-    fill_with_nan<Element>(params.dk, params.packed.total_k, p.kv_heads, params.head_dim, block,
+    fill_with_nan<Element>(params.dk, params.packed.total_k, p.kv_heads, params.head_dims.qk, block,
                            blocks, Config::kMmaThreads);
-    fill_with_nan<Element>(params.dv, params.packed.total_k, p.kv_heads, params.head_dim, block,
+    fill_with_nan<Element>(params.dv, params.packed.total_k, p.kv_heads, params.head_dims.v, block,
                            blocks, Config::kMmaThreads);
   } else {
     convert_tile<Element, Config>(params, blockIdx.x);

@@ -18,20 +18,26 @@ constexpr size_t kWorkspaceAlignment = 128;  // of bulk copies; its parts lie 1,
 
 }  // namespace
 
-int head_dim_bucket(int head_dim) {
-  if (head_dim < 8 || head_dim > 128 || head_dim % 8 != 0)
-    reject("head_dim is " + std::to_string(head_dim) + "; wanted a multiple of 8 from 8 to 128");
-  return bucket_of(head_dim);
+HeadDims head_dims_bucket(HeadDims d) {
+  auto const check = [](int head_dim, int most, char const* name) {
+    if (head_dim < 8 || head_dim > most || head_dim % 8 != 0)
+      reject(std::string(name) + " is " + std::to_string(head_dim) +
+             "; wanted a multiple of 8 from 8 to " + std::to_string(most));
+  };
+  check(d.qk, kMaxHeadDims.qk, "head_dim");
+  check(d.v, kMaxHeadDims.v, "head_dim_v");
+  return bucket_of(d);
 }
 
-TileShape tile_shape(int head_dim) {
-  head_dim_bucket(head_dim);
-  return {tile_q_of(head_dim), tile_kv_of(head_dim)};
+TileShape tile_shape(HeadDims head_dims) {
+  return visit_config(head_dims_bucket(head_dims), [](auto config) {
+    return TileShape{config.kTileQ, config.kTileKv};
+  });
 }
 
 size_t workspace_bytes(BackwardArgs const& args) {
   Problem const& p = args.problem;
-  int const bucket = head_dim_bucket(args.head_dim);
+  HeadDims const bucket = head_dims_bucket(args.head_dims);
   return static_cast<size_t>(
       WorkspaceLayout(workspace_sizes(args), p.tile_q, p.tile_kv, bucket).bytes);
 }
@@ -70,11 +76,12 @@ void check_packed(PackedSequences const& s) {
 
 void check(BackwardArgs const& args) {
   Problem const& p = args.problem;
-  TileShape const tiles = tile_shape(args.head_dim);
+  TileShape const tiles = tile_shape(args.head_dims);
   if (p.tile_q != tiles.q || p.tile_kv != tiles.kv)
     reject("problem has tiles " + std::to_string(p.tile_q) + " x " + std::to_string(p.tile_kv) +
-           "; the kernel for head_dim " + std::to_string(args.head_dim) + " has " +
-           std::to_string(tiles.q) + " x " + std::to_string(tiles.kv));
+           "; the kernel for head_dim " + std::to_string(args.head_dims.qk) + " and head_dim_v " +
+           std::to_string(args.head_dims.v) + " has " + std::to_string(tiles.q) + " x " +
+           std::to_string(tiles.kv));
   WorkspaceSizes const sizes = workspace_sizes(args);
   constexpr int64_t kMost = std::numeric_limits<int>::max();
   if (p.chains() > kMost || sizes.dq_tiles > kMost || sizes.parts_tiles > kMost)
@@ -103,20 +110,25 @@ void check(BackwardArgs const& args) {
 
 }  // namespace
 
-void backward(BackwardArgs const& args) {
-  check(args);
-  bool const wide = head_dim_bucket(args.head_dim) == 128;
-  if (args.dtype == DType::kBFloat16)
-    wide ? backward_bf16_d128(args) : backward_bf16_d64(args);
-  else
-    wide ? backward_fp16_d128(args) : backward_fp16_d64(args);
+namespace {
+
+CompiledKernel const& kernel_for(DType dtype, HeadDims head_dims) {
+  HeadDims const bucket = head_dims_bucket(head_dims);
+  bool const bf16 = dtype == DType::kBFloat16;
+  if (bucket == HeadDims{64, 64}) return bf16 ? kBf16D64 : kFp16D64;
+  if (bucket == HeadDims{128, 128}) return bf16 ? kBf16D128 : kFp16D128;
+  return bf16 ? kBf16D192V128 : kFp16D192V128;
 }
 
-int resident_ctas(int device, DType dtype, int head_dim) {
-  bool const wide = head_dim_bucket(head_dim) == 128;
-  if (dtype == DType::kBFloat16)
-    return wide ? resident_ctas_bf16_d128(device) : resident_ctas_bf16_d64(device);
-  return wide ? resident_ctas_fp16_d128(device) : resident_ctas_fp16_d64(device);
+}  // namespace
+
+void backward(BackwardArgs const& args) {
+  check(args);
+  kernel_for(args.dtype, args.head_dims).backward(args);
+}
+
+int resident_ctas(int device, DType dtype, HeadDims head_dims) {
+  return kernel_for(dtype, head_dims).resident_ctas(device);
 }
 
 // Without kernels backward() and resident_ctas() do not exist: the bindings say what is missing.

@@ -15,13 +15,12 @@ __device__ __forceinline__ Element* head_of(TensorView const& t, int batch, int 
 
 // An MMA thread's share of dK or dV, straight from registers to global memory: K and V are free for
 // the next chain's loads meanwhile. To `output`, scaled, or as it is to `parts` where other chains
-// have the rest of the sum; null where no group is split.
-template <typename Element, typename Config, int kSize>
-__device__ __forceinline__ void store_kv_gradient(float const (&gradient)[kSize], float scale,
-                                                  TensorView const& output, float* parts,
-                                                  int head_dim, StepDescriptor const& step,
-                                                  int mma_thread) {
-  using Fragment = KvFragment<Config>;
+// have the rest of the sum; null where no group is split. Fragment: DkFragment or DvFragment.
+template <typename Element, typename Fragment>
+__device__ __forceinline__ void store_kv_gradient(float const (&gradient)[Fragment::kSize],
+                                                  float scale, TensorView const& output,
+                                                  float* parts, int head_dim,
+                                                  StepDescriptor const& step, int mma_thread) {
   if (parts != nullptr && step.parts_tile >= 0) {
     keep_fragment<Fragment>(Fragment::tile(parts, step.parts_tile), gradient, mma_thread);
     return;

@@ -31,6 +31,7 @@
 #include "dq_writer.cuh"
 #include "loader.cuh"
 #include "mma.cuh"
+#include "mma_wide.cuh"
 #include "tile_scheduler.cuh"
 
 namespace dash {
@@ -67,7 +68,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (role == Role::kMma) {
     take_registers_up_to<Config::kMmaRegisters>();
-    MmaWarpgroup<Element, Config>(smem, params, threadIdx.x - kWarpgroup).run();
+    using Mma = std::conditional_t<Config::kWide, WideMmaWarpgroup<Element, Config>,
+                                   MmaWarpgroup<Element, Config>>;
+    Mma(smem, params, threadIdx.x - kWarpgroup).run();
   } else {
     release_registers_down_to<Config::kServiceRegisters>();
     if (role == Role::kScheduler) {

@@ -1,18 +1,17 @@
-// The compiled kernels, one pair of functions an instantiation file. Declared without CUDA types.
+// The compiled kernels, one an instantiation file. Declared without CUDA types.
 #pragma once
 
 #include "launch.h"
 
 namespace dash {
 
-void backward_bf16_d64(BackwardArgs const& args);
-void backward_bf16_d128(BackwardArgs const& args);
-void backward_fp16_d64(BackwardArgs const& args);
-void backward_fp16_d128(BackwardArgs const& args);
+struct CompiledKernel {
+  void (*backward)(BackwardArgs const& args);
+  int (*resident_ctas)(int device);
+};
 
-int resident_ctas_bf16_d64(int device);
-int resident_ctas_bf16_d128(int device);
-int resident_ctas_fp16_d64(int device);
-int resident_ctas_fp16_d128(int device);
+extern CompiledKernel const kBf16D64, kFp16D64;
+extern CompiledKernel const kBf16D128, kFp16D128;
+extern CompiledKernel const kBf16D192V128, kFp16D192V128;
 
 }  // namespace dash

@@ -6,9 +6,9 @@
 
 namespace dash {
 
-template <typename Config>
+template <typename Config, int kColumns>
 struct KvFragment {
-  static constexpr int kTileFloats = Config::kTileKv * Config::kHeadDim;
+  static constexpr int kTileFloats = Config::kTileKv * kColumns;
   static constexpr int kSize = kTileFloats / Config::kMmaThreads;  // floats a thread holds
 
   // Origin of the warp's 16 rows, which have all columns.
@@ -21,5 +21,10 @@ struct KvFragment {
     return reinterpret_cast<float4*>(parts + index * kTileFloats);
   }
 };
+
+template <typename Config>
+using DkFragment = KvFragment<Config, Config::kHeadDim>;
+template <typename Config>
+using DvFragment = KvFragment<Config, Config::kHeadDimV>;
 
 }  // namespace dash

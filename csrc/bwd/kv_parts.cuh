@@ -50,10 +50,10 @@ __device__ __forceinline__ KvTile kv_tile_of_block(CallParams const& params, int
   return at;
 }
 
-template <typename Element, typename Config>
+template <typename Element, typename Fragment>
 __device__ __forceinline__ void sum_parts(float* parts, float scale, TensorView const& output,
-                                          CallParams const& params, KvTile const& at) {
-  using Fragment = KvFragment<Config>;
+                                          int head_dim, CallParams const& params,
+                                          KvTile const& at) {
   float sum[Fragment::kSize];
   load_fragment<Fragment>(sum, Fragment::tile(parts, at.first_part), threadIdx.x);
   for (int slice = 1; slice < at.slices; ++slice) {
@@ -65,19 +65,21 @@ __device__ __forceinline__ void sum_parts(float* parts, float scale, TensorView 
   }
   store_fragment(sum, scale,
                  head_of<Element>(output, at.batch, at.head) + at.first_row * output.seq_stride,
-                 output.seq_stride, Fragment::row(threadIdx.x), 0, at.rows, params.head_dim);
+                 output.seq_stride, Fragment::row(threadIdx.x), 0, at.rows, head_dim);
 }
 
 template <typename Element, typename Config>
-__global__ void __launch_bounds__(Config::kMmaThreads)
+__global__ void __launch_bounds__(Config::kMmaThreads, Config::kPartsCtasPerSm)
     sum_kv_parts(__grid_constant__ CallParams const params) {
   // For the conversion of dQ, the kernel before, which ends after the main kernel.
   wait_for_previous_kernel();
   if (params.is_packed() && *params.table.malformed) return;
   KvTile const at = kv_tile_of_block<Config>(params, blockIdx.x);
   if (at.slices == 1) return;
-  sum_parts<Element, Config>(params.dv_parts, 1.f, params.dv, params, at);
-  sum_parts<Element, Config>(params.dk_parts, params.softmax_scale, params.dk, params, at);
+  sum_parts<Element, DvFragment<Config>>(params.dv_parts, 1.f, params.dv, params.head_dims.v,
+                                         params, at);
+  sum_parts<Element, DkFragment<Config>>(params.dk_parts, params.softmax_scale, params.dk,
+                                         params.head_dims.qk, params, at);
 }
 
 }  // namespace dash

@@ -4,6 +4,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -11,6 +12,7 @@
 #include "convert_dq.cuh"
 #include "device_context.h"
 #include "kernel.cuh"
+#include "kernels.h"
 #include "kv_parts.cuh"
 #include "launch.h"
 #include "preprocess.cuh"
@@ -48,16 +50,20 @@ inline TensorMapShape packed_shape(TensorView const& t, int head_dim, int heads,
 }
 
 template <typename Element>
-CUtensorMap tensor_map(TensorView const& t, TensorMapShape const& shape, int box_rows) {
+CUtensorMap tensor_map(TensorView const& t, TensorMapShape const& shape, int box_rows,
+                       int box_columns = 64) {
   constexpr CUtensorMapDataType kType = std::is_same_v<Element, cutlass::half_t>
                                             ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                             : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  cuuint32_t const box[kTensorRank] = {64, static_cast<cuuint32_t>(box_rows), 1, 1, 1};
+  cuuint32_t const box[kTensorRank] = {static_cast<cuuint32_t>(box_columns),
+                                       static_cast<cuuint32_t>(box_rows), 1, 1, 1};
   cuuint32_t const steps[kTensorRank] = {1, 1, 1, 1, 1};
+  CUtensorMapSwizzle const swizzle =
+      box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   CUtensorMap map;
   auto const encode = Driver::get().tensor_map_encode_tiled;
   check_driver(encode(&map, kType, kTensorRank, t.data, shape.sizes, shape.strides, box, steps,
-                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
                "cuTensorMapEncodeTiled");
   return map;
@@ -71,7 +77,7 @@ T* at(void* workspace, int64_t offset) {
 template <typename Config>
 CallParams call_params(BackwardArgs const& args) {
   Problem const& p = args.problem;
-  WorkspaceLayout const layout(workspace_sizes(args), p.tile_q, p.tile_kv, Config::kHeadDim);
+  WorkspaceLayout const layout(workspace_sizes(args), p.tile_q, p.tile_kv, Config::kHeadDims);
   int* const header = at<int>(args.workspace, layout.table_header);
   bool const split = workspace_sizes(args).parts_tiles > 0;
   CallParams params{.problem = p,
@@ -83,7 +89,7 @@ CallParams call_params(BackwardArgs const& args) {
                               .group_splits = at<int>(args.workspace, layout.group_splits)},
                     .dq_tiles_of_head = p.q_tiles(),
                     .kv_tiles_of_head = p.kv_tiles(),
-                    .head_dim = args.head_dim,
+                    .head_dims = args.head_dims,
                     .softmax_scale = args.softmax_scale,
                     .dq = args.dq,
                     .dk = args.dk,
@@ -113,8 +119,17 @@ inline bool has_unseen_kv_tiles(Problem const& p) {
   return true;
 }
 
-inline PreprocessParams preprocess_params(CallParams const& call, BackwardArgs const& args,
-                                          int resident_ctas) {
+// softmax_scale where something is divided by it: smaller magnitudes leave S the same 0, and lse
+// times their inverse would overflow.
+inline float scale_to_divide_by(float softmax_scale) {
+  constexpr float kSmallest = 1e-30f;
+  return std::abs(softmax_scale) < kSmallest ? std::copysign(kSmallest, softmax_scale)
+                                             : softmax_scale;
+}
+
+template <typename Config>
+PreprocessParams preprocess_params(CallParams const& call, BackwardArgs const& args,
+                                   int resident_ctas) {
   Problem const& p = args.problem;
   PreprocessParams params{};
   static_cast<CallParams&>(params) = call;
@@ -122,6 +137,8 @@ inline PreprocessParams preprocess_params(CallParams const& call, BackwardArgs c
   params.dout = args.dout;
   params.lse = args.lse;
   params.dlse = args.dlse;
+  params.lse_factor =
+      Config::kScoresFromLse ? -1.f / scale_to_divide_by(args.softmax_scale) : kLog2E;
   params.choose_strategy = args.choose_strategy;
   params.strategy = args.strategy;
   params.group_split = args.group_split;
@@ -141,22 +158,25 @@ inline PreprocessParams preprocess_params(CallParams const& call, BackwardArgs c
 template <typename Element, typename Config>
 MainParams main_params(CallParams const& call, BackwardArgs const& args) {
   Problem const& p = args.problem;
-  auto const map = [&](TensorView const& t, int rows, int heads, int box_rows) {
+  auto const shape = [&](TensorView const& t, int head_dim, int rows, int heads) {
     constexpr int kBytes = sizeof(Element);
-    return tensor_map<Element>(t,
-                               call.is_packed()
-                                   ? packed_shape(t, args.head_dim, heads, kBytes)
-                                   : dense_shape(t, args.head_dim, rows, heads, p.batch, kBytes),
-                               box_rows);
+    return call.is_packed() ? packed_shape(t, head_dim, heads, kBytes)
+                            : dense_shape(t, head_dim, rows, heads, p.batch, kBytes);
   };
+  HeadDims const dims = args.head_dims;
   MainParams params{};
   static_cast<CallParams&>(params) = call;
-  params.q = map(args.q, p.seqlen_q, p.heads, Config::kTileQ);
-  params.dout = map(args.dout, p.seqlen_q, p.heads, Config::kTileQ);
-  params.k = map(args.k, p.seqlen_k, p.kv_heads, Config::kTileKv);
-  params.v = map(args.v, p.seqlen_k, p.kv_heads, Config::kTileKv);
+  params.q = tensor_map<Element>(args.q, shape(args.q, dims.qk, p.seqlen_q, p.heads),
+                                 Config::kTileQ);
+  params.dout = tensor_map<Element>(args.dout, shape(args.dout, dims.v, p.seqlen_q, p.heads),
+                                    Config::kTileQ);
+  params.k = tensor_map<Element>(args.k, shape(args.k, dims.qk, p.seqlen_k, p.kv_heads),
+                                 Config::kTileKv, Config::kKBoxColumns);
+  params.v = tensor_map<Element>(args.v, shape(args.v, dims.v, p.seqlen_k, p.kv_heads),
+                                 Config::kTileKv);
   params.strategy = args.strategy;
-  params.scale_log2 = args.softmax_scale * kLog2E;
+  params.scale_log2 = kLog2E * (Config::kScoresFromLse ? scale_to_divide_by(args.softmax_scale)
+                                                       : args.softmax_scale);
   if (!call.is_packed())
     visit_schedule(args.strategy, p, [&](auto const& schedule) {
       params.num_tickets = schedule.num_tickets();
@@ -224,7 +244,7 @@ void launch_backward(BackwardArgs const& args) {
   int const model = args.resident_ctas > 0 ? args.resident_ctas : here;
   int const grid = main_grid(args, ctas, model);
   CallParams const call = call_params<Config>(args);
-  PreprocessParams const before = preprocess_params(call, args, model);
+  PreprocessParams const before = preprocess_params<Config>(call, args, model);
   MainParams const params = main_params<Element, Config>(call, args);
   auto const stream = static_cast<cudaStream_t>(args.stream);
 
@@ -251,6 +271,11 @@ void launch_backward(BackwardArgs const& args) {
   if (call.dk_parts == nullptr) return;
   config.gridDim = p.batch * p.kv_heads * call.kv_tiles_of_head;
   launch_dependent(sum_kv_parts<Element, Config>, call, config);
+}
+
+template <typename Element, typename Config>
+constexpr CompiledKernel compiled_kernel() {
+  return {launch_backward<Element, Config>, resident_ctas_of<Element, Config>};
 }
 
 }  // namespace dash

@@ -30,6 +30,13 @@ struct LseView {  // (batch, heads, seqlen_q) fp32, strides in elements
   int64_t seq_stride = 0;
 };
 
+// Columns of q, k, dq and dk, and of v, out, dout and dv.
+struct HeadDims {
+  int qk = 0;
+  int v = 0;
+  friend constexpr bool operator==(HeadDims const&, HeadDims const&) = default;
+};
+
 // Sequences packed one behind the other along the rows of (total, heads, head_dim) tensors. All
 // addresses are device memory and read by the kernels alone: the host never knows a length.
 struct PackedSequences {
@@ -42,7 +49,7 @@ struct PackedSequences {
 };
 
 struct BackwardArgs {
-  // tile_q and tile_kv as tile_shape(head_dim) gives them. Of a packed call batch 1 and, as
+  // tile_q and tile_kv as tile_shape(head_dims) gives them. Of a packed call batch 1 and, as
   // lengths, the totals; the window as given.
   Problem problem;
   PackedSequences packed;        // batch 0: a dense call
@@ -51,7 +58,7 @@ struct BackwardArgs {
   int resident_ctas = 0;         // for which `auto` chooses; 0: those of the stream's context
   Strategy strategy{};
   DType dtype = DType::kBFloat16;
-  int head_dim = 0;
+  HeadDims head_dims;
   float softmax_scale = 0.f;
   TensorView q, k, v, out, dout;  // read
   LseView lse;                    // read
@@ -69,13 +76,14 @@ struct TileShape {
   int kv;
 };
 
-// The kernel compiled for a head dimension: the bucket (64 or 128) that holds it and its tiles.
-int head_dim_bucket(int head_dim);
-TileShape tile_shape(int head_dim);
+// The kernel compiled for head dimensions: the bucket that holds them (64:64, 128:128 or 192:128)
+// and its tiles.
+HeadDims head_dims_bucket(HeadDims head_dims);
+TileShape tile_shape(HeadDims head_dims);
 
 // Bytes of device memory that backward() needs for its own use: the fp32 dQ sums, delta, lse·log2
 // e, the turn counters and the sequence table. Linear in tokens and sequences. Reads problem,
-// packed, choose_strategy, group_split and head_dim.
+// packed, choose_strategy, group_split and head_dims.
 size_t workspace_bytes(BackwardArgs const& args);
 
 // Enqueues the whole backward pass on args.stream and returns without synchronising. Throws
@@ -85,6 +93,6 @@ void backward(BackwardArgs const& args);
 
 // CTAs of the main kernel that are resident together on `device`: what cyclic schedules may count
 // on.
-int resident_ctas(int device, DType dtype, int head_dim);
+int resident_ctas(int device, DType dtype, HeadDims head_dims);
 
 }  // namespace dash

@@ -30,14 +30,16 @@ class Loader {
         ++ends;
       } else {
         // K has a slot of its own and goes out while the last chain is still at work; V comes last,
-        // because it must wait for that chain's last product with V.
+        // because it must wait for that chain's last product with V. Where K has one slot, it waits
+        // longest: for the chain's end.
         bool const first = flags & kFirstOfChain;
-        if (first) load_k(planned);
+        if (first && Config::kKSlots > 1) load_k(planned);
         if (flags & kKeylessRows)
           load_step<true>(planned);
         else
           load_step<false>(planned);
         if (first) load_v(planned);
+        if (first && Config::kKSlots == 1) load_k(planned);
       }
     }
   }
@@ -50,40 +52,45 @@ class Loader {
 
     mbarrier_wait(smem_.q_empty[stage], ring_.parity() ^ 1, "q_empty");
     smem_.steps[stage] = planned.step;
-    load_q_side<kKeyless>(smem_.q[stage], params_.q, smem_.lse_log2[stage],
-                          params_.lse_log2 + padded_row, smem_.q_full[stage], planned);
+    load_q_side<kKeyless, Config::kHeadDim>(smem_.q[stage], params_.q, smem_.lse_log2[stage],
+                                            params_.lse_log2 + padded_row, smem_.q_full[stage],
+                                            planned);
 
     mbarrier_wait(smem_.dout_empty[stage], ring_.parity() ^ 1, "dout_empty");
-    load_q_side<kKeyless>(smem_.dout[stage], params_.dout, smem_.minus_delta[stage],
-                          params_.minus_delta + padded_row, smem_.dout_full[stage], planned);
+    load_q_side<kKeyless, Config::kHeadDimV>(
+        smem_.dout[stage], params_.dout, smem_.minus_delta[stage], params_.minus_delta + padded_row,
+        smem_.dout_full[stage], planned);
     ring_.advance();
   }
 
   // A tile of Q or dO with its rows' vector. Rows without keys hold anything, NaN too, which a
   // product would spread over the tile although their P is 0: they become zeros.
-  template <bool kKeyless>
+  template <bool kKeyless, int kColumns>
   __device__ void load_q_side(Element* tile, CUtensorMap const& map, float* vector,
                               float const* source, Mbarrier& full, PlannedStep const& planned) {
+    constexpr int kTileBytes = Config::kTileQ * kColumns * sizeof(Element);
     if constexpr (kKeyless) {
       mbarrier_arrive_expect_bytes(smem_.repair, kTileBytes);
-      load_tile<Config::kTileQ>(tile, map, smem_.repair, planned.q_row, planned.q_slab,
-                                planned.head);
+      load_tile<Config::kTileQ, kColumns>(tile, map, smem_.repair, planned.q_row, planned.q_slab,
+                                          planned.head);
       mbarrier_wait(smem_.repair, repair_parity_, "repair");
       repair_parity_ ^= 1;
-      clear_rows(tile, planned.keyless_rows);
+      clear_rows<kColumns>(tile, planned.keyless_rows);
       fence_proxy_async_shared();
     }
     mbarrier_arrive_expect_bytes(full, kVectorBytes + (kKeyless ? 0 : kTileBytes));
     bulk_load(vector, source, kVectorBytes, full);
     if constexpr (!kKeyless)
-      load_tile<Config::kTileQ>(tile, map, full, planned.q_row, planned.q_slab, planned.head);
+      load_tile<Config::kTileQ, kColumns>(tile, map, full, planned.q_row, planned.q_slab,
+                                          planned.head);
   }
 
   // The swizzle moves sixteen bytes about inside a row of a block, so whole rows are plain.
+  template <int kColumns>
   __device__ static void clear_rows(Element* tile, int rows) {
     constexpr int kBlock = 64 * Config::kTileQ;  // elements of a block of 64 columns
 #pragma unroll 1
-    for (int block = 0; block < Config::kHeadDim / 64; ++block) {
+    for (int block = 0; block < kColumns / 64; ++block) {
       auto* const at = reinterpret_cast<uint4*>(tile + block * kBlock);
 #pragma unroll 1
       for (int i = 0; i < rows * 8; ++i) at[i] = make_uint4(0, 0, 0, 0);
@@ -93,17 +100,18 @@ class Loader {
   __device__ void load_k(PlannedStep const& planned) {
     int const slot = k_ring_.stage();
     mbarrier_wait(smem_.k_empty[slot], k_ring_.parity() ^ 1, "k_empty");
-    mbarrier_arrive_expect_bytes(smem_.k_full[slot], kKvBytes);
-    load_tile<Config::kTileKv>(smem_.k[slot], params_.k, smem_.k_full[slot], planned.k_row,
-                               planned.k_slab, planned.kv_head);
+    mbarrier_arrive_expect_bytes(smem_.k_full[slot], sizeof(smem_.k[slot]));
+    load_tile<Config::kTileKv, Config::kHeadDim, Config::kKBoxColumns>(
+        smem_.k[slot], params_.k, smem_.k_full[slot], planned.k_row, planned.k_slab,
+        planned.kv_head);
     k_ring_.advance();
   }
 
   __device__ void load_v(PlannedStep const& planned) {
     mbarrier_wait(smem_.v_empty, v_parity_ ^ 1, "v_empty");
-    mbarrier_arrive_expect_bytes(smem_.v_full, kKvBytes);
-    load_tile<Config::kTileKv>(smem_.v, params_.v, smem_.v_full, planned.k_row, planned.k_slab,
-                               planned.kv_head);
+    mbarrier_arrive_expect_bytes(smem_.v_full, sizeof(smem_.v));
+    load_tile<Config::kTileKv, Config::kHeadDimV>(smem_.v, params_.v, smem_.v_full, planned.k_row,
+                                                  planned.k_slab, planned.kv_head);
     v_parity_ ^= 1;
   }
 
@@ -116,17 +124,15 @@ class Loader {
   }
 
   // The 128-byte swizzle takes boxes of 64 columns.
-  template <int kRows>
+  template <int kRows, int kColumns, int kBoxColumns = 64>
   __device__ void load_tile(Element* shared, CUtensorMap const& map, Mbarrier& barrier, int row,
                             int slab, int head) {
     int const wrap = params_.is_packed() ? kPackedRows : 0;
 #pragma unroll
-    for (int column = 0; column < Config::kHeadDim; column += 64)
+    for (int column = 0; column < kColumns; column += kBoxColumns)
       tma_load(shared + column * kRows, map, barrier, column, row, slab, wrap, head);
   }
 
-  static constexpr int kTileBytes = Config::kTileQ * Config::kHeadDim * sizeof(Element);
-  static constexpr int kKvBytes = Config::kTileKv * Config::kHeadDim * sizeof(Element);
   static constexpr int kVectorBytes = Config::kTileQ * sizeof(float);
 
   Storage& smem_;

@@ -29,14 +29,16 @@ struct CallParams {
   SequenceTable table;     // of a packed call
   int dq_tiles_of_head;    // numbered in one head: of a sequence, or of all sequences of a pack
   int kv_tiles_of_head;    // likewise
-  int head_dim;
+  HeadDims head_dims;
   float softmax_scale;
   TensorView dq, dk, dv;
-  float* lse_log2;     // (dq tiles in all, kTileQ), rows that see no key or do not exist: +inf
+  // (dq tiles in all, kTileQ), rows that see no key or do not exist: +inf. Where scores start from
+  // it (KernelConfig::kScoresFromLse), −lse / softmax_scale, and there what makes P = 0.
+  float* lse_log2;
   float* minus_delta;  // likewise, 0
   float* dq_accum;     // (dq tiles in all, kDqTileFloats) in fragment order
   float* dk_parts;     // (chains, kTileKv · kHeadDim) in fragment order, of split groups
-  float* dv_parts;     // likewise
+  float* dv_parts;     // (chains, kTileKv · kHeadDimV), likewise
   int* dq_turns;       // (dq tiles in all)
   DealerCounters dealer;
 
@@ -45,7 +47,8 @@ struct CallParams {
 
 struct MainParams : CallParams {
   CUtensorMap q, dout;  // boxes of (64 columns, kTileQ rows), 128-byte swizzle
-  CUtensorMap k, v;     // boxes of (64 columns, kTileKv rows), 128-byte swizzle
+  CUtensorMap k;        // boxes of (kKBoxColumns, kTileKv rows), swizzled as wide as they are
+  CUtensorMap v;        // boxes of (64 columns, kTileKv rows), 128-byte swizzle
   Strategy strategy;    // of a dense call
   Ticket num_tickets;   // likewise
   int num_circles;      // likewise
@@ -56,6 +59,7 @@ struct MainParams : CallParams {
 struct PreprocessParams : CallParams {
   TensorView out, dout;
   LseView lse, dlse;        // dlse may be null
+  float lse_factor;         // of lse in lse_log2: log2 e or −1 / softmax_scale
   int q_blocks, kv_blocks;  // CTAs for q tiles and, behind them, for KV tiles that may need zeros
   int squads;               // of a dense call
   bool choose_strategy;     // of a packed call, for each sequence

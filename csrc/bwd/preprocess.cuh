@@ -77,14 +77,14 @@ __device__ __forceinline__ QTile packed_q_tile(PreprocessParams const& params, i
 // values and drop them: a load that no branch guards can wait for its use.
 template <typename Element, typename Config>
 __device__ __forceinline__ void prepare_q_tile(PreprocessParams const& params, QTile const& at) {
-  constexpr int kLanes = Config::kHeadDim / 8;  // threads a row, sixteen bytes each
+  constexpr int kLanes = Config::kHeadDimV / 8;  // threads a row, sixteen bytes each
   constexpr int kRows = kPreprocessThreads / kLanes;
   constexpr int kPasses = Config::kTileQ / kRows;
   constexpr float kInfinity = INFINITY;
 
   int const lane = threadIdx.x % kLanes;
   int const first_in_tile = threadIdx.x / kLanes;
-  bool const column_exists = lane * 8 < params.head_dim;
+  bool const column_exists = lane * 8 < params.head_dims.v;
   int const column = column_exists ? lane * 8 : 0;
   auto const row_of = [&](int pass) {
     return at.first_row + smaller(first_in_tile + pass * kRows, at.used - 1);
@@ -119,7 +119,7 @@ __device__ __forceinline__ void prepare_q_tile(PreprocessParams const& params, Q
       int const row = first_in_tile + pass * kRows;
       bool const has_keys = row >= keyless_rows && row < at.used;
       int64_t const padded_row = int64_t{at.dq_tile} * Config::kTileQ + row;
-      params.lse_log2[padded_row] = has_keys ? row_lse[pass] * kLog2E : kInfinity;
+      params.lse_log2[padded_row] = (has_keys ? row_lse[pass] : kInfinity) * params.lse_factor;
       float minus_delta = has_keys ? -delta : 0.f;
       if (has_keys && params.dlse.data != nullptr)
         minus_delta += dlse[(at.first_row + row) * params.dlse.seq_stride];
@@ -132,7 +132,7 @@ __device__ __forceinline__ void prepare_q_tile(PreprocessParams const& params, Q
 template <typename Element, typename Config>
 __device__ __forceinline__ void clear_unreached_q(PreprocessParams const& params, QTile const& at) {
   bool const reached = at.used > 0 && at.problem.kv_tiles_of(at.q_tile) > 0;
-  int const end = smaller(at.rows, Config::kTileQ), chunks = params.head_dim / 8;
+  int const end = smaller(at.rows, Config::kTileQ), chunks = params.head_dims.qk / 8;
   Element* const dq = head_of<Element>(params.dq, at.batch, at.head);
   int const first = reached ? at.used : 0;
   for (int i = threadIdx.x; i < (end - first) * chunks; i += kPreprocessThreads) {
@@ -189,8 +189,8 @@ __device__ __forceinline__ void clear_rows(TensorView const& t, KvRows const& ro
 
 template <typename Element>
 __device__ __forceinline__ void clear_kv_rows(PreprocessParams const& params, KvRows const& rows) {
-  clear_rows<Element>(params.dk, rows, params.problem.kv_heads, params.head_dim);
-  clear_rows<Element>(params.dv, rows, params.problem.kv_heads, params.head_dim);
+  clear_rows<Element>(params.dk, rows, params.problem.kv_heads, params.head_dims.qk);
+  clear_rows<Element>(params.dv, rows, params.problem.kv_heads, params.head_dims.v);
 }
 
 template <typename Element, typename Config>

@@ -33,17 +33,17 @@ struct SchedulerState {
   uint32_t posted;      // steps
 };
 
-// Operand tiles are stored as TMA writes them: blocks of 64 columns, each (rows, 64) with the
-// 128-byte swizzle, which repeats every 1,024 bytes; hence the alignment.
+// Operand tiles are stored as TMA writes them: blocks of 64 columns (of K: kKBoxColumns), each
+// (rows, 64) with the 128-byte swizzle, which repeats every 1,024 bytes; hence the alignment.
 template <typename Element, typename Config>
 struct alignas(1024) SharedStorage {
   Element k[Config::kKSlots][Config::kTileKv * Config::kHeadDim];
-  Element v[Config::kTileKv * Config::kHeadDim];
+  Element v[Config::kTileKv * Config::kHeadDimV];
   Element q[Config::kStages][Config::kTileQ * Config::kHeadDim];
-  Element dout[Config::kStages][Config::kTileQ * Config::kHeadDim];
+  Element dout[Config::kStages][Config::kTileQ * Config::kHeadDimV];
   Element ds[Config::kDsStages][Config::kTileQ * Config::kTileKv];
   float dq[Config::kDqTileFloats];  // staging, fragment order
-  float lse_log2[Config::kStages][Config::kTileQ];
+  float lse_log2[Config::kStages][Config::kTileQ];  // as CallParams says
   float minus_delta[Config::kStages][Config::kTileQ];
   SchedulerState scheduler;
   PlannedStep plan[Config::kPlannedSteps];
@@ -58,6 +58,7 @@ struct alignas(1024) SharedStorage {
   Mbarrier dout_full[Config::kStages], dout_empty[Config::kStages];
   Mbarrier ds_full[Config::kDsStages];
   Mbarrier dq_full[Config::kDqWriters], dq_empty[Config::kDqWriters];
+  Mbarrier ds_empty;
 };
 
 inline constexpr int kMaxSharedBytes = 227 * 1024;

@@ -36,6 +36,13 @@ __device__ __forceinline__ void probabilities(float (&s)[kSize], float const (&l
     s[i] = exp2_approx(fmaf(s[i], scale_log2, -lse_log2[i / 4 * 2 + i % 2]));
 }
 
+// The same where S started from −lse / softmax_scale.
+template <int kSize>
+__device__ __forceinline__ void probabilities(float (&s)[kSize], float scale_log2) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) s[i] = exp2_approx(s[i] * scale_log2);
+}
+
 // Hides scores by clearing P, not by S = −inf: that stays right for a negative or zero scale, and
 // it removes what exp(0 − lse) made of zero-filled key columns, which overflows for lse < −88.
 // first_*: the first visible column of the fragment's upper and lower row, from the thread's own.
@@ -86,6 +93,24 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   cutlass::NumericArrayConverter<Element, float, 2> convert;
   cutlass::Array<Element, 2> const pair = convert(cutlass::Array<float, 2>{low, high});
   return reinterpret_cast<uint32_t const&>(pair);
+}
+
+template <typename Element>
+__device__ __forceinline__ float2 unpack(uint32_t packed) {
+  auto const& pair = reinterpret_cast<cutlass::Array<Element, 2> const&>(packed);
+  return make_float2(static_cast<float>(pair[0]), static_cast<float>(pair[1]));
+}
+
+// The same from P in 16 bit, as dV has it, where there are no registers for the other.
+template <typename Element, int kSize>
+__device__ __forceinline__ void score_gradients(float (&dp)[kSize],
+                                                uint32_t const (&p)[kSize / 2]) {
+#pragma unroll
+  for (int i = 0; i < kSize / 2; ++i) {
+    float2 const pair = unpack<Element>(p[i]);
+    dp[2 * i] *= pair.x;
+    dp[2 * i + 1] *= pair.y;
+  }
 }
 
 // A fragment in 16 bit. The order of the accumulator fragment is that of the A operand fragment of

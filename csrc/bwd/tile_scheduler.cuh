@@ -9,6 +9,8 @@
 // lane asks for a visit of its own, and the first lane posts them.
 #pragma once
 
+#include <type_traits>
+
 #include "dealer.cuh"
 #include "sequence_table.cuh"
 #include "shared_storage.h"
@@ -147,17 +149,18 @@ class TileScheduler {
   __device__ void ask_for_chain() {
     __syncwarp();  // all lanes have read what the first one overwrites
     if (first_lane()) {
-      Ticket const first_ticket = state_.sequence.first_ticket;
-      Problem const problem = problem_here();
-      visit_schedule(state_.sequence.strategy, problem, [&](auto const& s) {
-        Ticket const ticket = state_.ticket - first_ticket;
-        Chain const chain = s.chain(ticket, state_.leg);
-        state_.chain = chain;
-        state_.num_steps = s.num_visits(chain);
-        state_.num_legs = s.num_legs(ticket);
-        state_.end_of_circle = first_ticket + s.end_of_circle(ticket, chain);
+      Ticket const ticket = state_.ticket - state_.sequence.first_ticket;
+      visit_schedule(state_.sequence.strategy, problem_here(), [&](auto const& s) {
+        state_.chain = s.chain(ticket, state_.leg);
+        // The rest reads the problem anew: chain() of some takes all registers.
+        asm volatile("" ::: "memory");
+        auto const same = std::remove_cvref_t<decltype(s)>{problem_here()};
+        state_.num_steps = same.num_visits(state_.chain);
+        state_.num_legs = same.num_legs(ticket);
+        state_.end_of_circle =
+            state_.sequence.first_ticket + same.end_of_circle(ticket, state_.chain);
       });
-      state_.heads_of_chain = problem.heads_of_chain();
+      state_.heads_of_chain = problem_here().heads_of_chain();
       state_.num_steps *= state_.heads_of_chain;
       ++state_.leg;
       state_.step = 0;
