@@ -58,19 +58,24 @@ def planned_device() -> torch.device:
     return default_device() if torch.cuda.is_initialized() else torch.device("cpu")
 
 
-def device_model(device: torch.device, dtype: torch.dtype, head_dim: int) -> DeviceModel:
-    """The model of ``device`` for the kernel of ``dtype`` and ``head_dim``; the CPU's: an H200."""
+def device_model(
+    device: torch.device, dtype: torch.dtype, head_dim: int, head_dim_v: int | None = None
+) -> DeviceModel:
+    """The model of ``device`` for the kernel of these; the CPU's: an H200.
+
+    ``head_dim_v`` is that of q and k where it is None.
+    """
     if device.type != "cuda":
         return H200
     index = torch.cuda.current_device() if device.index is None else device.index
-    return _cuda_model(index, dtype_name(dtype), head_dim)
+    return _cuda_model(index, dtype_name(dtype), head_dim, head_dim_v)
 
 
 @functools.cache
-def _cuda_model(index: int, dtype: str, head_dim: int) -> DeviceModel:
+def _cuda_model(index: int, dtype: str, head_dim: int, head_dim_v: int | None) -> DeviceModel:
     properties = torch.cuda.get_device_properties(index)
     if extension().HAS_KERNELS and is_hopper(index):
-        resident = extension().resident_ctas(index, dtype, head_dim)
+        resident = extension().resident_ctas(index, dtype, head_dim, head_dim_v)
     else:
         resident = properties.multi_processor_count
     return DeviceModel(properties.name, resident)

@@ -37,12 +37,14 @@ def fingerprint(strategy: str, group_split: int, problem: Problem) -> str:
         UnsupportedError: the order is so long that nobody would wait for it.
     """
     in_tiles = problem.in_tiles(group_split)
-    bucket = extension().head_dim_bucket(problem.q_shape[3])
+    qk, v = extension().head_dim_bucket(*problem.head_dims)
     header = (
         f"dash order {ORDER_VERSION} {strategy} {dtype_name(problem.dtype)} "
-        f"causal={in_tiles.causal} q={problem.q_shape} kv={problem.kv_shape} bucket={bucket} "
+        f"causal={in_tiles.causal} q={problem.q_shape} kv={problem.kv_shape} bucket={qk} "
         f"tiles={in_tiles.tile_q}x{in_tiles.tile_kv}"
     )
+    if problem.head_dim_v is not None:
+        header += f" head_dim_v={problem.head_dim_v} bucket_v={v}"
     if in_tiles.windowed:
         header += f" window={in_tiles.window_left},{in_tiles.window_right}"
     if group_split > 1:

@@ -7,15 +7,16 @@
   aligned top-left, so for a causal mask only where seqlen_q = seqlen_k;
 - ``"flash"``: the FlashAttention-2 kernel behind SDPA. Called as an operator its causal mask is
   aligned bottom-right, as dash defines it (torch/nn/attention/bias.py relies on the same);
-  ``scaled_dot_product_attention(is_causal=True)`` is not: it refuses or realigns unequal lengths;
+  ``scaled_dot_product_attention(is_causal=True)`` is not: it refuses or realigns unequal lengths.
+  It knows one head dimension, so where that of v differs, the smaller is padded with zeros;
 - ``"plain"``: PyTorch operations in fp32, for the CPU and for what the others refuse.
 
 The first three look for a row's largest score before they scale it, which is its largest scaled
 score only for a positive scale: others are plain's.
 
-All return ``out`` ``(batch, seqlen_q, heads, head_dim)`` in q's dtype and ``lse`` ``(batch, heads,
-seqlen_q)`` fp32, the natural log of the sum of exp of the scaled scores, ±inf for rows without
-keys. Rows without keys have zeros in ``out``.
+All return ``out`` ``(batch, seqlen_q, heads, head_dim_v)`` in q's dtype and ``lse`` ``(batch,
+heads, seqlen_q)`` fp32, the natural log of the sum of exp of the scaled scores, ±inf for rows
+without keys. Rows without keys have zeros in ``out``.
 """
 
 from __future__ import annotations
@@ -31,15 +32,21 @@ from typing import NamedTuple
 
 import torch
 
+from dash.head_dims import (
+    Kind,
+    kind_of_kernel,
+    refused_by_fa3,
+    why_not_cudnn,
+    why_not_fa3,
+    with_one_head_dim,
+)
 from dash.mask import Mask
 from dash.memory import contiguous
+from dash.plain import plain_forward
 from dash.problem import Problem
-from dash.support import DTYPES, MAX_HEAD_DIM, UnsupportedError
+from dash.support import BUCKETS, DTYPES, UnsupportedError
 
 Result = tuple[torch.Tensor, torch.Tensor]
-
-# Query rows a step of the plain forward: bounds the scores to (batch, heads, 512, seqlen_k) fp32.
-_PLAIN_ROWS = 512
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # below, kernels flush it to zero
 
@@ -116,12 +123,10 @@ def planned_forward(problem: Problem, forward: str = "auto") -> str:
     from torch._subclasses.fake_tensor import FakeTensorMode  # not for the operator
 
     with FakeTensorMode():
-        q, kv = (
-            torch.empty(shape, dtype=problem.dtype, device=problem.device)
-            for shape in (problem.q_shape, problem.kv_shape)
-        )
-    windows = problem.window_left, problem.window_right
-    return choose_forward(ForwardCall(q, kv, kv, 1.0, problem.causal, *windows), forward)
+        shapes = problem.q_shape, problem.kv_shape, problem.v_shape
+        q, k, v = (torch.empty(s, dtype=problem.dtype, device=problem.device) for s in shapes)
+        windows = problem.window_left, problem.window_right
+        return choose_forward(ForwardCall(q, k, v, 1.0, problem.causal, *windows), forward)
 
 
 # What is known of each: whether a call repeats its bits, and whether a sequence's depend on others.
@@ -160,8 +165,8 @@ def _find_fa3() -> tuple[ModuleType | None, str]:
     return module, ""
 
 
-# (dtype, head_dim) that this build of the package was seen to lack, and what it said.
-_fa3_lacks: dict[tuple[torch.dtype, int], str] = {}
+# What this build of the package was seen to lack, and what it said.
+_fa3_lacks: dict[Kind, str] = {}
 
 
 def fa3_forward(call: ForwardCall) -> Result:
@@ -179,13 +184,14 @@ def fa3_forward(call: ForwardCall) -> Result:
 
 def fa3_gaps(device: torch.device) -> list[str]:
     """What the package's build lacks of dash's dtypes and head dimensions, by small calls."""
-    for dtype, head_dim in itertools.product(DTYPES, (64, MAX_HEAD_DIM)):
-        tensor = torch.zeros(1, 1, 1, head_dim, dtype=dtype, device=device)
-        call = ForwardCall(tensor, tensor, tensor, 1.0)
+    for dtype, (qk, of_v) in itertools.product(DTYPES, BUCKETS):
+        q, v = (torch.zeros(1, 1, 1, n, dtype=dtype, device=device) for n in (qk, of_v))
+        call = ForwardCall(q, q, v, 1.0)
         try:
             fa3_forward(call)
         except Exception as error:  # a report, not a call: whatever it is, it is what it says
-            _fa3_lacks[dtype, head_dim] = _fa3_refused(call, error)
+            kind = kind_of_kernel(q, v)
+            _fa3_lacks[kind] = refused_by_fa3(kind, error)
     return list(_fa3_lacks.values())
 
 
@@ -202,21 +208,18 @@ def _fa3_refusal(call: ForwardCall) -> str | None:
         return why_no_fa3()
     if call.scale < SMALLEST_SCALE:
         return needs_positive_scale(call.scale)
-    return _fa3_lacks.get((call.q.dtype, call.q.shape[3]))
+    kind = kind_of_kernel(call.q, call.v)
+    return why_not_fa3(kind) or _fa3_lacks.get(kind)
 
 
 def _note_fa3_failure(call: ForwardCall, error: Exception) -> None:
-    said = _fa3_refused(call, error)
-    _fa3_lacks[call.q.dtype, call.q.shape[3]] = said
+    kind = kind_of_kernel(call.q, call.v)
+    _fa3_lacks[kind] = said = refused_by_fa3(kind, error)
     warnings.warn(
         f"dash.attention: {said}; another forward is taken",
         RuntimeWarning,
         stacklevel=3,
     )
-
-
-def _fa3_refused(call: ForwardCall, error: Exception) -> str:
-    return f"flash_attn_interface refused {call.q.dtype}, head_dim {call.q.shape[3]}: {error}"
 
 
 def is_of_the_device(error: Exception) -> bool:
@@ -254,6 +257,8 @@ def _cudnn_refusal(call: ForwardCall) -> str | None:
         )
     if call.scale < SMALLEST_SCALE:
         return needs_positive_scale(call.scale)
+    if (reason := why_not_cudnn(kind_of_kernel(call.q, call.v))) is not None:
+        return reason
     if not torch.backends.cuda.can_use_cudnn_attention(_sdpa_params(call, call.causal)):
         return "PyTorch's cuDNN attention cannot run it, or is switched off"
     return None
@@ -262,7 +267,7 @@ def _cudnn_refusal(call: ForwardCall) -> str | None:
 def flash_forward(call: ForwardCall) -> Result:
     left, right = _window_sizes(call)
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        *call[:3],
+        *with_one_head_dim(*call[:3]),
         None,
         None,
         call.q.shape[1],
@@ -274,7 +279,7 @@ def flash_forward(call: ForwardCall) -> Result:
         window_size_left=left,
         window_size_right=0 if call.causal else right,
     )
-    return contiguous(out), contiguous(lse)
+    return contiguous(out[..., : call.v.shape[3]]), contiguous(lse)
 
 
 def _flash_refusal(call: ForwardCall) -> str | None:
@@ -284,6 +289,10 @@ def _flash_refusal(call: ForwardCall) -> str | None:
         return needs_positive_scale(call.scale)
     # SDPA's own check refuses a causal mask for unequal lengths, which the operator can do.
     square = call.q.shape[1] == call.k.shape[1]
+    if call.q.shape[3] != call.v.shape[3]:  # what it will see, of one row
+        call = call._replace(
+            **dict(zip("qkv", with_one_head_dim(*(t[:, :1] for t in call[:3])), strict=True))
+        )
     if not torch.backends.cuda.can_use_flash_attention(_sdpa_params(call, call.causal and square)):
         return "PyTorch's flash attention cannot run it, or is switched off"
     return None
@@ -303,47 +312,6 @@ def _sdpa_params(call: ForwardCall, causal: bool) -> torch.backends.cuda.SDPAPar
     query, key, value = (t.transpose(1, 2) for t in call[:3])
     grouped = call.q.shape[2] != call.k.shape[2]
     return torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, causal, grouped)
-
-
-# ---- Plain operations ----------------------------------------------------------------------------
-
-
-def plain_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: float,
-    causal: bool = False,
-    window_left: int | None = None,
-    window_right: int | None = None,
-) -> Result:
-    """Softmax over a block of query rows at a time, in fp32 (fp64 for fp64 inputs)."""
-    with torch.autocast(q.device.type, enabled=False):
-        return _plain_forward(ForwardCall(q, k, v, scale, causal, window_left, window_right))
-
-
-def _plain_forward(call: ForwardCall) -> Result:
-    q, k, v, scale, *_ = call
-    (seqlen_q, heads), (seqlen_k, kv_heads) = q.shape[1:3], k.shape[1:3]
-    precision = torch.promote_types(q.dtype, torch.float32)
-    # (batch, kv_heads, group, seqlen_q, head_dim) and (batch, kv_heads, 1, seqlen_k, head_dim)
-    grouped_q = q.unflatten(2, (kv_heads, heads // kv_heads)).movedim(1, 3).to(precision)
-    keys, values = (t.transpose(1, 2)[:, :, None].to(precision) for t in (k, v))
-    mask = call.mask
-    columns = torch.arange(seqlen_k, device=q.device)
-    outs, lses = [], []
-    for start in range(0, max(seqlen_q, 1), _PLAIN_ROWS):
-        rows = torch.arange(start, min(start + _PLAIN_ROWS, seqlen_q), device=q.device)
-        scores = (grouped_q[..., rows, :] @ keys.mT) * scale
-        if not mask.full:
-            scores = scores.masked_fill(~mask.sees(rows, columns), -torch.inf)
-        lse = scores.logsumexp(-1)
-        # In a row without keys scores and lse are -inf, and their difference would be NaN.
-        p = torch.exp(scores - lse.masked_fill(rows < mask.keyless_rows, 0.0)[..., None])
-        outs.append(p @ values)
-        lses.append(lse)
-    out = torch.cat(outs, 3).movedim(3, 1).flatten(2, 3)
-    return contiguous(out.to(q.dtype)), torch.cat(lses, 3).flatten(1, 2)
 
 
 _FORWARDS: dict[str, Callable[[ForwardCall], Result]] = {

@@ -48,6 +48,7 @@ def attention(
         q: ``(batch, seqlen_q, heads, head_dim)``, bfloat16 or float16. Under autocast float32 is
             cast to autocast's dtype, as for ``scaled_dot_product_attention``.
         k, v: ``(batch, seqlen_k, kv_heads, head_dim)``; ``heads`` is a multiple of ``kv_heads``.
+            v may have another last size, ``head_dim_v``.
         causal: query row r sees key columns 0 … r + seqlen_k − seqlen_q (bottom-right aligned).
         softmax_scale: a number; defaults to ``head_dim ** -0.5``.
         window_left, window_right: query row r sees only the key columns from
@@ -62,7 +63,7 @@ def attention(
             Differentiable.
 
     Returns:
-        ``(batch, seqlen_q, heads, head_dim)`` in q's dtype; with ``return_lse`` also fp32
+        ``(batch, seqlen_q, heads, head_dim_v)`` in q's dtype; with ``return_lse`` also fp32
         ``(batch, heads, seqlen_q)``, ±inf for rows without keys, or the sink where there is one.
 
     Raises:
@@ -125,6 +126,10 @@ class Call(NamedTuple):
             raise support.UnsupportedError(found)
 
     @property
+    def out_shape(self) -> tuple[int, ...]:
+        return *self.q.shape[:3], self.v.shape[3]
+
+    @property
     def key(self) -> support.Key:
         """All that the checks look at but softmax_scale."""
         tensors = self[:3] if self.sink is None else (*self[:3], self.sink)
@@ -157,7 +162,7 @@ def _attention_fwd(*arguments: object) -> OutAndLse:
     q, k = call.q, call.k
     if q.numel() == 0 or k.numel() == 0:
         lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
-        out = q.new_zeros(q.shape)
+        out = q.new_zeros(call.out_shape)
     else:
         out, lse = run_forward(call.forward_call(), call.forward)
     return (out, lse) if call.sink is None else add_sink(out, lse, call.sink, call.keyless())
@@ -168,9 +173,10 @@ torch.library.impl("dash::attention_fwd", ("cpu", "cuda"), _attention_fwd)
 
 @torch.library.register_fake("dash::attention_fwd")
 def _attention_fwd_fake(*arguments: object) -> OutAndLse:
-    q = Call(*arguments).q
-    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
-    return q.new_empty(q.shape), lse
+    call = Call(*arguments)
+    batch, seqlen_q, heads, _ = call.q.shape
+    lse = call.q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
+    return call.q.new_empty(call.out_shape), lse
 
 
 class _Attention(torch.autograd.Function):

@@ -8,8 +8,9 @@
                   Tensor? dlse=None)
         -> (Tensor dq, Tensor dk, Tensor dv)
 
-``dout``, ``q``, ``out`` are ``(batch, seqlen_q, heads, head_dim)``; ``k``, ``v`` are ``(batch,
-seqlen_k, kv_heads, head_dim)``; all bfloat16 or all float16, any strides. ``softmax_lse`` is
+``q`` is ``(batch, seqlen_q, heads, head_dim)`` and ``k`` ``(batch, seqlen_k, kv_heads, head_dim)``;
+``v`` is like ``k`` and ``dout`` and ``out`` like ``q``, with ``head_dim_v``, which may be another;
+all bfloat16 or all float16, any strides. ``softmax_lse`` is
 float32 ``(batch, heads, seqlen_q)`` or ``(batch, heads, seqlen_q, 1)``: the natural log of the sum
 of exp of the scaled scores; what it, ``out`` and ``dout`` hold for a row without keys is not read.
 ``softmax_scale`` defaults to ``head_dim ** -0.5``; ``causal`` is bottom-right aligned, and so are
@@ -33,7 +34,7 @@ from dash.device import dtype_name
 from dash.extension import extension
 from dash.memory import contiguous_copy, uninitialized_like
 from dash.plan import cached_plan
-from dash.problem import Problem
+from dash.problem import Problem, head_dim_v
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -74,7 +75,8 @@ class Call(NamedTuple):
 
     def problem(self) -> Problem:
         shapes = tuple(self.q.shape), tuple(self.k.shape)
-        return Problem(*shapes, self.q.dtype, *self.order, self.q.device)
+        of_v = head_dim_v(self.q.shape, self.v.shape)
+        return Problem(*shapes, self.q.dtype, *self.order, self.q.device, of_v)
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -124,15 +126,20 @@ class Launch(NamedTuple):
     Attributes:
         arguments: the first of ``_C.backward``: problem, strategy, dtype, head_dim.
         scale: where none is given.
-        q_strides, kv_strides: batch, seqlen and head strides of contiguous tensors.
+        q_strides, k_strides: batch, seqlen and head strides of contiguous tensors.
+        out_strides, v_strides: likewise, of head_dim_v.
         workspace_bytes: device memory that the kernels need for themselves.
+        head_dim_v: None where it is head_dim.
     """
 
     arguments: tuple[object, str, str, int]
     scale: float
     q_strides: tuple[int, int, int]
-    kv_strides: tuple[int, int, int]
+    k_strides: tuple[int, int, int]
+    out_strides: tuple[int, int, int]
+    v_strides: tuple[int, int, int]
     workspace_bytes: int
+    head_dim_v: int | None
 
 
 _launches: dict[tuple[object, ...], Launch | None] = {}
@@ -145,14 +152,13 @@ def _attention_bwd_cuda(*arguments: object) -> Gradients:
     if launch is None:
         return call.zeros()
     dout, q, k, v, out, lse, scale, *_, dlse = call
-    rows, keys = launch.q_strides, launch.kv_strides
     # Copies live to the end of the function, so that the launch reads memory that is theirs; later
     # allocations on this stream come after it.
-    dout, of_dout = _ready(dout, rows)
-    q, of_q = _ready(q, rows)
-    k, of_k = _ready(k, keys)
-    v, of_v = _ready(v, keys)
-    out, of_out = _ready(out, rows)
+    dout, of_dout = _ready(dout, launch.out_strides)
+    q, of_q = _ready(q, launch.q_strides)
+    k, of_k = _ready(k, launch.k_strides)
+    v, of_v = _ready(v, launch.v_strides)
+    out, of_out = _ready(out, launch.out_strides)
     dq, dk, dv = uninitialized_like(q), uninitialized_like(k), uninitialized_like(v)
     device = q.device
     workspace = torch.UntypedStorage(launch.workspace_bytes, device=device)
@@ -166,15 +172,16 @@ def _attention_bwd_cuda(*arguments: object) -> Gradients:
             of_out,
             of_dout,
             (lse.data_ptr(), *lse.stride()[:3]),
-            (dq.data_ptr(), *rows),
-            (dk.data_ptr(), *keys),
-            (dv.data_ptr(), *keys),
+            (dq.data_ptr(), *launch.q_strides),
+            (dk.data_ptr(), *launch.k_strides),
+            (dv.data_ptr(), *launch.v_strides),
             workspace.data_ptr(),
             launch.workspace_bytes,
             device.index,
             torch._C._cuda_getCurrentRawStream(device.index),
-            None,
+            None,  # max_ctas
             None if dlse is None else (dlse.data_ptr(), *dlse.stride()[:3]),
+            launch.head_dim_v,
         )
     except ValueError as error:  # what only the stream's context can say: too few SMs, for one
         raise support.UnsupportedError([str(error).removeprefix("dash: ")]) from error
@@ -211,9 +218,9 @@ def _prepare(call: Call) -> Launch | None:
     return Launch(
         (in_tiles, plan.strategy, dtype_name(call.q.dtype), head_dim),
         head_dim**-0.5,
-        _contiguous_strides(call.q.shape),
-        _contiguous_strides(call.k.shape),
+        *(_contiguous_strides(t.shape) for t in (call.q, call.k, call.out, call.v)),
         plan.workspace_bytes,
+        problem.head_dim_v,
     )
 
 

@@ -74,8 +74,13 @@ class Plan:
 
     @property
     def kv_shape(self) -> tuple[int, ...]:
-        """``(batch, seqlen_k, kv_heads, head_dim)``."""
+        """``(batch, seqlen_k, kv_heads, head_dim)``, of k."""
         return self.problem.kv_shape
+
+    @property
+    def head_dim_v(self) -> int:
+        """Of v, out and dout."""
+        return self.problem.head_dims[1]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -115,9 +120,9 @@ class Plan:
         return _predict(self.strategy, self.group_split, _order_alone(self.problem), *ctas)
 
     def __str__(self) -> str:
-        problem = f"q {self.q_shape}, kv {self.kv_shape}, {dtype_name(self.dtype)}"
+        shapes = shapes_in_words(self.q_shape, self.kv_shape, self.problem.head_dim_v)
         lines = [
-            ("problem", f"{problem}, {describe_mask(self.problem)}"),
+            ("problem", f"{shapes}, {dtype_name(self.dtype)}, {describe_mask(self.problem)}"),
             ("strategy", f"{self.strategy} ({self.why})"),
             ("groups", self._groups()),
             ("tiles", f"{self.tile_q} query rows x {self.tile_kv} key rows"),
@@ -164,6 +169,13 @@ def describe_mask(problem: Problem) -> str:
     return f"window of {before} keys before and {after} after, bottom-right"
 
 
+def shapes_in_words(
+    q_shape: tuple[int, ...], kv_shape: tuple[int, ...], head_dim_v: int | None
+) -> str:
+    of_v = "" if head_dim_v is None else f", head_dim_v {head_dim_v}"
+    return f"q {q_shape}, kv {kv_shape}{of_v}"
+
+
 def plan(
     q_shape: Sequence[int],
     kv_shape: Sequence[int],
@@ -178,12 +190,13 @@ def plan(
     forward: str = "auto",
     seqlens_q: Sequence[int] | None = None,
     seqlens_k: Sequence[int] | None = None,
+    head_dim_v: int | None = None,
 ) -> Plan | VarlenPlan:
     """Says what the backward pass of a problem will do, without running anything.
 
     Args:
         q_shape: ``(batch, seqlen_q, heads, head_dim)``.
-        kv_shape: ``(batch, seqlen_k, kv_heads, head_dim)``.
+        kv_shape: ``(batch, seqlen_k, kv_heads, head_dim)``, of k.
         dtype: ``torch.bfloat16`` or ``torch.float16``.
         causal: bottom-right aligned causal mask.
         strategy: a strategy's name, or ``"auto"``.
@@ -197,6 +210,7 @@ def plan(
             the device, if there is one.
         seqlens_q, seqlens_k: lengths of packed sequences. The shapes are then ``(total, heads,
             head_dim)``, and the plan is that of ``dash.plan_varlen``.
+        head_dim_v: of v, out and dout; None: that of q and k.
 
     Raises:
         UnsupportedError: the problem or the strategy is not supported; says why.
@@ -217,6 +231,7 @@ def plan(
             group_split=group_split,
             forward=forward,
             device=device,
+            head_dim_v=head_dim_v,
         )
     where = as_device(device)
     problem = Problem(
@@ -229,6 +244,7 @@ def plan(
         window_left,
         window_right,
         where,
+        None if head_dim_v == q_shape[-1] else head_dim_v,
     )
     p = checked_plan(problem)
     if device is None and where.type != "cuda":
@@ -247,7 +263,7 @@ def checked_plan(problem: Problem) -> Plan:
 @functools.lru_cache(maxsize=1024)
 def cached_plan(asked: Problem) -> Plan:
     """``plan`` for a checked problem."""
-    model = device_model(asked.device, asked.dtype, asked.q_shape[3])
+    model = device_model(asked.device, asked.dtype, *asked.head_dims)
     resident = model.resident_ctas
     if asked.strategy == "auto":
         name, split, why = choose(asked.in_tiles(1), resident, asked.group_split)
@@ -275,7 +291,7 @@ def cached_plan(asked: Problem) -> Plan:
         tickets=extension().num_tickets(name, problem),
         grid=extension().num_ctas(name, problem, resident),
         cyclic=extension().is_cyclic(name),
-        workspace_bytes=extension().workspace_bytes(problem, asked.q_shape[3]),
+        workspace_bytes=extension().workspace_bytes(problem, *asked.head_dims),
         problem=asked,
         device=model,
     )
@@ -288,8 +304,8 @@ def _predict(
     from dash.schedule import H200_KERNEL, H200_MEMORY, Play, simulate  # not for the operator
 
     play = Play.of(strategy, problem.in_tiles(group_split))
-    # K, V, dK and dV of a KV tile; a q tile's bytes are the same for both buckets.
-    chain = 4 * play.problem.tile_kv * extension().head_dim_bucket(problem.q_shape[3]) * 2
+    # K, V, dK and dV of a KV tile, in 16 bit; a q tile's bytes are taken as of 64 and 128.
+    chain = 2 * play.problem.tile_kv * sum(extension().head_dim_bucket(*problem.head_dims)) * 2
     machine = H200_KERNEL.with_(sms=grid, memory=replace(H200_MEMORY, chain=chain))
     # The ideal is that of the whole chip: SMs that the grid leaves idle count.
     return simulate(play, machine).over_ideal * resident_ctas / grid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,13 +15,14 @@ class Problem(NamedTuple):
     """All that decides the order of a backward's sums. Hashable: plans are remembered by it.
 
     Attributes:
-        q_shape, kv_shape: ``(batch, seqlen, heads, head_dim)``.
+        q_shape, kv_shape: ``(batch, seqlen, heads, head_dim)``, kv as k has it.
         dtype: of the inputs and the gradients.
         causal: bottom-right aligned causal mask.
         strategy, group_split: the order asked for; ``"auto"`` and 0 leave it to dash.
         window_left, window_right: keys that a query sees before and after its own place, which is
             its row + seqlen_k - seqlen_q; None: all of them.
         device: whose residency and name a plan goes by; the CPU stands for a model of an H200.
+        head_dim_v: of v, out and dout; None, and only None, where it is that of q and k.
     """
 
     q_shape: tuple[int, ...]
@@ -32,6 +34,18 @@ class Problem(NamedTuple):
     window_left: int | None = None
     window_right: int | None = None
     device: torch.device = torch.device("cpu")
+    head_dim_v: int | None = None
+
+    @property
+    def head_dims(self) -> tuple[int, int]:
+        """Of q and k, and of v."""
+        head_dim = self.q_shape[3]
+        return head_dim, head_dim if self.head_dim_v is None else self.head_dim_v
+
+    @property
+    def v_shape(self) -> tuple[int, ...]:
+        """``(batch, seqlen_k, kv_heads, head_dim_v)``."""
+        return *self.kv_shape[:3], self.head_dims[1]
 
     @property
     def empty(self) -> bool:
@@ -58,7 +72,13 @@ class Problem(NamedTuple):
             split or 1,
             window_left=self.window_left,
             window_right=self.window_right,
+            head_dim_v=self.head_dim_v,
         )
+
+
+def head_dim_v(q_shape: Sequence[int], v_shape: Sequence[int]) -> int | None:
+    """``Problem.head_dim_v`` of these tensors."""
+    return None if v_shape[-1] == q_shape[-1] else v_shape[-1]
 
 
 def make_problem(
@@ -69,13 +89,14 @@ def make_problem(
     *,
     window_left: int | None = None,
     window_right: int | None = None,
+    head_dim_v: int | None = None,
 ) -> object:
     """The ``_C.Problem`` of ``(batch, seqlen, heads, head_dim)`` shapes, with the kernel's tiles.
 
     Raises:
         ValueError: a size is not positive or too large, or the head dimension has no kernel.
     """
-    tile_q, tile_kv = extension().tile_shape(q_shape[3])
+    tile_q, tile_kv = extension().tile_shape(q_shape[3], head_dim_v)
     windows = {"window_left": window_left, "window_right": window_right}
     return extension().Problem(
         batch=q_shape[0],

@@ -6,7 +6,8 @@ that the schedule orders in fp32 and in that order:
 - dK and dV of a KV tile grow in the chain's visit order, the q heads of the group innermost; the
   parts of a split group, which have chains of their own, are added in ascending order;
 - dQ of a q tile grows in turn order: turn 0 stores, the others add, then it is scaled and rounded;
-- P is rounded to the inputs' dtype for dV, dS (not yet scaled) for dK and dQ, as the kernel does.
+- P is rounded to the inputs' dtype for dV, dS (not yet scaled) for dK and dQ, as the kernel does;
+  the kernel for a head_dim of q and k beyond 128 makes dS from the rounded P, and so does this.
 
 The sums inside one tile's product have no planned order. They are taken in fp64 and rounded to fp32
 once, so that no blocking of a BLAS library shows in the result. Bits equal the GPU's only where
@@ -26,6 +27,9 @@ from dash.mask import Mask
 from dash.plan import Plan
 
 LOG2_E = math.log2(math.e)
+
+# Beyond, registers hold P in 16 bit alone (csrc/bwd/mma_wide.cuh).
+_MOST_WITH_P_IN_FP32 = 128  # head_dim of q and k
 
 Rows = tuple[tuple[int, int], ...]  # (q_tile, turn) in the order visited
 Chains = tuple[tuple[int, Rows], ...]  # (kv_tile, rows) of one (batch, kv head) in launch order
@@ -68,9 +72,9 @@ class _Heads:
     """The tensors of ``n`` (batch, kv head) pairs with one order, padded to whole tiles.
 
     Attributes:
-        q, dout: ``(n, group, q_tiles · tile_q, head_dim)``, zero in rows that the mask leaves no
-            key, whatever the inputs hold there.
-        k, v: ``(n, kv_tiles · tile_kv, head_dim)``.
+        q, dout: ``(n, group, q_tiles · tile_q, head_dim)``, dout with head_dim_v; zero in rows that
+            the mask leaves no key, whatever the inputs hold there.
+        k, v: ``(n, kv_tiles · tile_kv, head_dim)``, v with head_dim_v.
         lse_log2: ``(n, group, q_tiles · tile_q)`` fp32, lse · log2 e; +inf in rows without keys.
         delta: like lse_log2: rowsum of dO ∘ O less dlse, 0 in rows without keys.
     """
@@ -99,7 +103,8 @@ def attention_bwd(
 
     Args:
         dout, q, out: ``(batch, seqlen_q, heads, head_dim)``.
-        k, v: ``(batch, seqlen_k, kv_heads, head_dim)``.
+            dout and out may have another last size, head_dim_v.
+        k, v: ``(batch, seqlen_k, kv_heads, head_dim)``, v with head_dim_v.
         softmax_lse: ``(batch, heads, seqlen_q)`` fp32.
         softmax_scale: factor on the scores.
         plan: what ``dash.plan`` says about these shapes.
@@ -108,8 +113,10 @@ def attention_bwd(
     problem = plan.problem.in_tiles(plan.group_split)
     mask = plan.problem.mask
     dq = q.new_zeros(q.shape)
-    parts = (*k.shape[:2], problem.kv_slices, k.shape[3])
-    dk_parts, dv_parts = (k.new_zeros(parts, dtype=torch.float32) for _ in range(2))
+    dk_parts, dv_parts = (
+        t.new_zeros((*t.shape[:2], problem.kv_slices, t.shape[3]), dtype=torch.float32)
+        for t in (k, v)
+    )
     grouped_dq = dq.unflatten(2, (problem.kv_slices, problem.heads_of_chain))
     for chains, pairs in _pairs_by_order(plan.strategy, problem).items():
         batches, kv_heads = (torch.tensor(i, device="cpu") for i in zip(*pairs, strict=True))
@@ -201,6 +208,7 @@ def _play(
         dk, dv ``(n, kv_tiles · tile_kv, head_dim)`` fp32, not scaled.
     """
     dtype = heads.q.dtype
+    rounds_p_first = heads.q.shape[-1] > _MOST_WITH_P_IN_FP32
     dq_sum = TurnOrderedSum()
     dq = torch.zeros_like(heads.q)
     dk, dv = (torch.zeros_like(t, dtype=torch.float32) for t in (heads.k, heads.v))
@@ -217,6 +225,8 @@ def _play(
             s = _product(q, k.mT)
             p = torch.exp2(s * (softmax_scale * LOG2_E) - lse_log2)
             p = torch.where(visible, p, 0.0)
+            if rounds_p_first:
+                p = p.to(dtype).float()
             ds = p * (_product(dout, v.mT) - heads.delta[:, :, r, None])
             ds = torch.where(visible, ds, 0.0).to(dtype).double()
             _add_heads(dv_acc, _product(p.to(dtype).double().mT, dout))

@@ -16,12 +16,13 @@ import torch
 
 from dash.device import device_model, is_hopper
 from dash.extension import extension
-from dash.problem import Problem, make_problem
+from dash.problem import Problem, head_dim_v, make_problem
 
 __all__ = ["UnsupportedError", "check", "key_of", "make_problem", "problem_reasons", "reasons"]
 
 DTYPES = (torch.bfloat16, torch.float16)
-MAX_HEAD_DIM = 128
+BUCKETS = ((64, 64), (128, 128), (192, 128))  # head_dim of q and k, and of v
+MAX_HEAD_DIM, MAX_HEAD_DIM_V = BUCKETS[-1]
 HEAD_DIM_STEP = 8
 
 # The kernels hold softmax_scale times log2 e in fp32.
@@ -58,8 +59,9 @@ def reasons(
 
     Args:
         q: ``(batch, seqlen_q, heads, head_dim)``, bfloat16 or float16.
-        k, v: ``(batch, seqlen_k, kv_heads, head_dim)``, dtype of q.
-        dout, out: like q, checked where given.
+        k: ``(batch, seqlen_k, kv_heads, head_dim)``, dtype of q.
+        v: ``(batch, seqlen_k, kv_heads, head_dim_v)``, likewise.
+        dout, out: like q but with ``head_dim_v``, checked where given.
         softmax_lse: float32 ``(batch, heads, seqlen_q)`` or ``(batch, heads, seqlen_q, 1)``,
             checked where given.
         dlse: like softmax_lse, checked where given.
@@ -87,7 +89,9 @@ def reasons(
     found += scale_reasons(softmax_scale)
     if found:
         return found
-    return order_reasons(Problem(shapes["q"], shapes["k"], q.dtype, device=q.device, **order))
+    v = head_dim_v(q.shape, v.shape)
+    problem = Problem(shapes["q"], shapes["k"], q.dtype, device=q.device, head_dim_v=v, **order)
+    return order_reasons(problem)
 
 
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **rest: object) -> None:
@@ -139,6 +143,8 @@ def problem_reasons(problem: Problem) -> list[str]:
     if found:
         return found
     shapes = {"q": problem.q_shape, "k": problem.kv_shape}
+    if problem.head_dim_v is not None:
+        shapes["v"] = *problem.kv_shape[:3], problem.head_dim_v
     return [*_shape_reasons(shapes), *_head_reasons(shapes)] or order_reasons(problem)
 
 
@@ -218,19 +224,26 @@ def _layout_reasons(tensors: Tensors) -> Iterator[str]:
 
 def _shape_reasons(shapes: Shapes) -> Iterator[str]:
     q, k = shapes["q"], shapes["k"]
-    head_dim = q[3]
-    if head_dim % HEAD_DIM_STEP != 0 or not 0 < head_dim <= MAX_HEAD_DIM:
-        yield (
-            f"q has head_dim {head_dim}; required: a multiple of {HEAD_DIM_STEP} from "
-            f"{HEAD_DIM_STEP} to {MAX_HEAD_DIM}"
-        )
+    head_dim, of_v = q[3], shapes.get("v", k)[3]
+    yield from _head_dim_reasons("q", "head_dim", head_dim, MAX_HEAD_DIM)
+    yield from _head_dim_reasons("v", "head_dim_v", of_v, MAX_HEAD_DIM_V)
     if k[0] != q[0]:
         yield f"k has batch {k[0]}; required: {q[0]}, the batch of q"
     if k[3] != head_dim:
         yield f"k has head_dim {k[3]}; required: {head_dim}, the head_dim of q"
     for name, like in (("v", "k"), ("dout", "q"), ("out", "q")):
-        if name in shapes and shapes[name] != shapes[like]:
-            yield f"{name} has shape {shapes[name]}; required: {shapes[like]}, the shape of {like}"
+        wanted = *shapes[like][:3], of_v
+        if name in shapes and shapes[name] != wanted:
+            but = "" if of_v == head_dim else " but with the head_dim of v"
+            yield f"{name} has shape {shapes[name]}; required: {wanted}, the shape of {like}{but}"
+
+
+def _head_dim_reasons(tensor: str, name: str, given: int, most: int) -> Iterator[str]:
+    if not isinstance(given, numbers.Integral) or not 0 < given <= most or given % HEAD_DIM_STEP:
+        yield (
+            f"{tensor} has {name} {given}; required: a multiple of {HEAD_DIM_STEP} from "
+            f"{HEAD_DIM_STEP} to {most}"
+        )
 
 
 def _head_reasons(shapes: Shapes) -> Iterator[str]:
@@ -291,7 +304,7 @@ def _strategy_reasons(problem: Problem) -> Iterator[str]:
         return
     if strategy == "auto":
         return
-    resident = device_model(problem.device, problem.dtype, problem.q_shape[3]).resident_ctas
+    resident = device_model(problem.device, problem.dtype, *problem.head_dims).resident_ctas
     reason = strategy_reason(strategy, in_tiles, resident)
     if reason is not None:
         yield reason

@@ -116,7 +116,7 @@ def inputs_of(
 def judged_inputs(shape: Shape, seed: int = 0) -> tuple[Inputs, Gradients, Gradients]:
     """Normal inputs, their fp64 gradients and plain PyTorch's."""
     generator = torch.Generator(DEVICE).manual_seed(seed)
-    sizes = shape.q_shape, shape.kv_shape, shape.kv_shape, shape.q_shape
+    sizes = shape.q_shape, shape.kv_shape, shape.v_shape, shape.out_shape
     q, k, v, dout = (
         torch.randn(size, generator=generator, device=DEVICE, dtype=shape.dtype) for size in sizes
     )

@@ -19,6 +19,7 @@ class Case(NamedTuple):
     kv_shape: tuple[int, int, int, int]
     causal: bool = False
     dtype: torch.dtype = torch.bfloat16
+    head_dim_v: int | None = None  # None: head_dim
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
@@ -26,7 +27,7 @@ class Case(NamedTuple):
 
 
 def problem_of(case: Case) -> object:
-    return make_problem(case.q_shape, case.kv_shape, case.causal)
+    return make_problem(case.q_shape, case.kv_shape, case.causal, head_dim_v=case.head_dim_v)
 
 
 def accepted_strategies(case: Case) -> list[str]:
@@ -37,7 +38,8 @@ def accepted_strategies(case: Case) -> list[str]:
 def random_inputs(case: Case, seed: int = 0) -> tuple[torch.Tensor, ...]:
     """q, k, v, dout."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = (case.q_shape, case.kv_shape, case.kv_shape, case.q_shape)
+    of_v = case.head_dim_v or case.q_shape[3]
+    shapes = (case.q_shape, case.kv_shape, (*case.kv_shape[:3], of_v), (*case.q_shape[:3], of_v))
     return tuple(torch.randn(shape, generator=generator).to(case.dtype) for shape in shapes)
 
 

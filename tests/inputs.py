@@ -31,7 +31,8 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """One problem. ``scale`` None is the op's default, ``head_dim ** -0.5``."""
+    """One problem. ``scale`` None is the op's default, ``head_dim ** -0.5``; ``head_dim_v`` None is
+    ``head_dim``."""
 
     batch: int
     heads: int
@@ -42,6 +43,11 @@ class Shape:
     causal: bool = False
     dtype: torch.dtype = torch.bfloat16
     scale: float | None = None
+    head_dim_v: int | None = None
+
+    @property
+    def head_dims(self) -> tuple[int, int]:
+        return self.head_dim, self.head_dim_v or self.head_dim
 
     @property
     def q_shape(self) -> tuple[int, int, int, int]:
@@ -50,6 +56,14 @@ class Shape:
     @property
     def kv_shape(self) -> tuple[int, int, int, int]:
         return self.batch, self.seqlen_k, self.kv_heads, self.head_dim
+
+    @property
+    def v_shape(self) -> tuple[int, int, int, int]:
+        return *self.kv_shape[:3], self.head_dims[1]
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return *self.q_shape[:3], self.head_dims[1]
 
     @property
     def lse_shape(self) -> tuple[int, int, int]:
@@ -65,7 +79,8 @@ class Shape:
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
         scale = "" if self.scale is None else f"-scale{self.scale:g}"
         lengths = f"{self.seqlen_q}x{self.seqlen_k}"
-        return f"b{self.batch}-{lengths}-h{heads}-d{self.head_dim}-{mask}-{dtype}{scale}"
+        dims = f"{self.head_dim}" + (f":{self.head_dim_v}" if self.head_dim_v else "")
+        return f"b{self.batch}-{lengths}-h{heads}-d{dims}-{mask}-{dtype}{scale}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +106,7 @@ class Inputs:
 
 
 def make_problem(shape: Shape, group_split: int = 1) -> _C.Problem:
-    tile_q, tile_kv = _C.tile_shape(shape.head_dim)
+    tile_q, tile_kv = _C.tile_shape(*shape.head_dims)
     return _C.Problem(
         batch=shape.batch,
         heads=shape.heads,
@@ -127,7 +142,7 @@ def skip_if_refused(shape: Shape, strategy: str) -> None:
     dtype = "bfloat16" if shape.dtype == torch.bfloat16 else "float16"
     device = torch.cuda.current_device()
     refusal = _C.why_not(
-        strategy, make_problem(shape), _C.resident_ctas(device, dtype, shape.head_dim)
+        strategy, make_problem(shape), _C.resident_ctas(device, dtype, *shape.head_dims)
     )
     if refusal is not None:
         pytest.skip(refusal)
@@ -143,8 +158,8 @@ def random_inputs(shape: Shape, seed: int = 0) -> Inputs:
     def normal(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(size, generator=generator, device=DEVICE, dtype=dtype)
 
-    dout, q, out = (normal(shape.q_shape, shape.dtype) for _ in range(3))
-    k, v = (normal(shape.kv_shape, shape.dtype) for _ in range(2))
+    sizes = shape.out_shape, shape.q_shape, shape.out_shape, shape.kv_shape, shape.v_shape
+    dout, q, out, k, v = (normal(size, shape.dtype) for size in sizes)
     lse = normal(shape.lse_shape, torch.float32) * 0.25 + math.log(shape.seqlen_k) + 0.5
     return Inputs(dout, q, k, v, out, lse, shape.scale, shape.causal)
 

@@ -27,7 +27,7 @@ def backward_into(
     ``max_ctas`` bounds the main kernel's grid; None leaves the binding to its default.
     """
     problem = make_problem(shape, group_split)
-    size = _C.workspace_bytes(problem, shape.head_dim)
+    size = _C.workspace_bytes(problem, *shape.head_dims)
     device = inputs.q.device
     workspace = torch.full((size + 1024,), 0xFF, dtype=torch.uint8, device=device)
     start = -workspace.data_ptr() % 1024
@@ -39,6 +39,7 @@ def backward_into(
         strategy=strategy,
         dtype="bfloat16" if shape.dtype == torch.bfloat16 else "float16",
         head_dim=shape.head_dim,
+        head_dim_v=shape.head_dim_v,
         softmax_scale=shape.softmax_scale,
         lse=(inputs.lse.data_ptr(), *inputs.lse.stride()),
         workspace=workspace.data_ptr() + start,

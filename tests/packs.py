@@ -37,6 +37,7 @@ class PackShape:
     scale: float | None = None
     gaps: tuple[int, int] = (0, 0)
     tails: tuple[int, int] = (0, 0)
+    head_dim_v: int | None = None  # None: head_dim
 
     def total(self, side: int) -> int:
         return sum(s[side] + self.gaps[side] for s in self.lengths) + self.tails[side]
@@ -56,7 +57,8 @@ class PackShape:
         mask = "causal" if self.causal else "full"
         window = "" if len(self.mask) == 1 else f"-w{self.window_left},{self.window_right}"
         extras = "-gaps" * any(self.gaps) + "-tails" * any(self.tails)
-        heads = f"h{self.heads}-{self.kv_heads}-d{self.head_dim}"
+        of_v = f":{self.head_dim_v}" if self.head_dim_v else ""
+        heads = f"h{self.heads}-{self.kv_heads}-d{self.head_dim}{of_v}"
         return f"{lengths}{more}-{heads}-{mask}{window}{extras}"
 
 
@@ -158,8 +160,9 @@ def random_pack(shape: PackShape, seed: int = 0, device: torch.device = CPU) -> 
         return torch.randn(size, generator=generator, device=device, dtype=dtype)
 
     totals = shape.total(0), shape.total(1)
-    dout, q, out = (normal(totals[0], shape.heads, shape.head_dim) for _ in range(3))
-    k, v = (normal(totals[1], shape.kv_heads, shape.head_dim) for _ in range(2))
+    dims = shape.head_dim, shape.head_dim_v or shape.head_dim
+    dout, q, out = (normal(totals[0], shape.heads, dims[i]) for i in (1, 0, 1))
+    k, v = (normal(totals[1], shape.kv_heads, head_dim) for head_dim in dims)
     keys = max((s[1] for s in shape.lengths), default=1)
     lse = normal(shape.heads, totals[0], dtype=torch.float32) * 0.25 + math.log(keys + 1) + 0.5
     tensors = dict(zip(NAMES, (dout, q, k, v, out, lse), strict=True))

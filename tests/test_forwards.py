@@ -130,7 +130,7 @@ def test_doctor_says_what_a_build_lacks(all_forwards) -> None:
 
     all_forwards.flash_attn_func = only_bfloat16
     gaps = forwards.fa3_gaps(torch.device("cpu"))
-    assert len(gaps) == 2
+    assert len(gaps) == 3
     assert all("torch.float16" in gap and "does not support FP16" in gap for gap in gaps)
     half = on_cuda(*qkv(dtype=torch.float16))
     assert choose_forward(half) == "cudnn"

@@ -11,8 +11,8 @@ class PackedCall(NamedTuple):
     """The arguments of ``torch.ops.dash.attention_varlen_bwd``, in its order.
 
     Attributes:
-        dout, q, out: ``(total_q, heads, head_dim)``.
-        k, v: ``(total_k, kv_heads, head_dim)``.
+        q: ``(total_q, heads, head_dim)``; dout, out: the same with ``head_dim_v``.
+        k: ``(total_k, kv_heads, head_dim)``; v: the same with ``head_dim_v``.
         softmax_lse: float32 ``(heads, total_q)``, natural log; ±inf for a row without keys.
         cu_seqlens_q, cu_seqlens_k: int32 ``(batch + 1,)``: the first row of each sequence, then the
             end of the last. The first entry is 0 and none is smaller than the one before it.

@@ -42,9 +42,9 @@ def reasons(
 
     Args:
         q: ``(total_q, heads, head_dim)``, bfloat16 or float16.
-        k, v: ``(total_k, kv_heads, head_dim)``, dtype of q.
+        k: ``(total_k, kv_heads, head_dim)``, dtype of q; v: the same with ``head_dim_v``.
         cu_seqlens_q, cu_seqlens_k: int32 ``(batch + 1,)``.
-        dout, out: like q, checked where given.
+        dout, out: like q but with ``head_dim_v``, checked where given.
         softmax_lse, dlse: float32 ``(heads, total_q)``, checked where given.
         seqused_q, seqused_k: int32 ``(batch,)``, checked where given.
         rest: ``softmax_scale``, ``causal``, ``strategy``, … as of ``dash.support.reasons``. A
@@ -131,12 +131,13 @@ def _shape_reasons(tensors: Tensors) -> Iterator[str]:
     for name in ("q", "k"):
         if tensors[name].shape[0] >= most:
             yield f"{name} has {tensors[name].shape[0]} rows; required: fewer than {most}"
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    of_v = shapes["v"][2]
+    but = "" if of_v == shapes["q"][2] else " but with the head_dim of v"
     for name, like in (("v", "k"), ("dout", "q"), ("out", "q")):
-        if name in tensors and tensors[name].shape != tensors[like].shape:
-            yield (
-                f"{name} has shape {tuple(tensors[name].shape)}; required: "
-                f"{tuple(tensors[like].shape)}, the shape of {like}"
-            )
+        wanted = *shapes[like][:2], of_v
+        if name in shapes and shapes[name] != wanted:
+            yield f"{name} has shape {shapes[name]}; required: {wanted}, the shape of {like}{but}"
 
 
 def _lse_reasons(q: torch.Tensor, name: str, lse: torch.Tensor) -> Iterator[str]:

@@ -16,10 +16,10 @@ from dash.varlen.call import PackedCall
 from dash.varlen.interface import Call
 
 
-def attention_product(call: Call | PackedCall) -> int:
-    """Operations of one product over the pack."""
-    heads, head_dim = call.q.shape[1:]
-    return 2 * heads * head_dim * _pairs(call)
+def attention_products(call: Call | PackedCall, over_k: int, over_v: int) -> int:
+    """Operations of products over the pack: so many over the head_dim of k, and of v."""
+    columns = over_k * call.k.shape[2] + over_v * call.v.shape[2]
+    return 2 * call.q.shape[1] * columns * _pairs(call)
 
 
 def _pairs(call: Call | PackedCall) -> int:
@@ -36,9 +36,9 @@ def _pairs(call: Call | PackedCall) -> int:
 
 @register_flop_formula(ops.dash.attention_varlen_fwd, get_raw=True)
 def _fwd_flops(*arguments: object, out_val: object = None, **named: object) -> int:
-    return 2 * attention_product(Call(*arguments, **named))
+    return attention_products(Call(*arguments, **named), 1, 1)
 
 
 @register_flop_formula(ops.dash.attention_varlen_bwd, get_raw=True)
 def _bwd_flops(*arguments: object, out_val: object = None, **named: object) -> int:
-    return 5 * attention_product(PackedCall(*arguments, **named))
+    return attention_products(PackedCall(*arguments, **named), 3, 2)

@@ -11,7 +11,7 @@ wait for the device, they get the bound that the shapes give: all rows of the pa
 CTAs, no bit. They trust ``cu_seqlens``, and know no gaps between sequences: with ``seqused`` they
 get a copy without gaps.
 
-All return ``out`` ``(total_q, heads, head_dim)`` in q's dtype and ``lse`` ``(heads, total_q)``
+All return ``out`` ``(total_q, heads, head_dim_v)`` in q's dtype and ``lse`` ``(heads, total_q)``
 fp32, ±inf for rows without keys. Such rows, and rows of no sequence, have zeros in ``out``.
 """
 
@@ -32,6 +32,7 @@ from dash.forward import (
     takes_return_attn_probs,
     why_no_fa3,
 )
+from dash.head_dims import Kind, kind_of_kernel, refused_by_fa3, why_not_fa3, with_one_head_dim
 from dash.memory import contiguous
 from dash.support import UnsupportedError
 from dash.varlen.rows import close_gaps, owners, rows_of_none
@@ -129,8 +130,8 @@ def choose_forward(pack: Pack, forward: str = "auto") -> str:
     return forward
 
 
-# (dtype, head_dim) that this build of FlashAttention-3 was seen to lack, and what it said.
-_fa3_lacks: dict[tuple[torch.dtype, int], str] = {}
+# What this build of FlashAttention-3 was seen to lack, and what it said.
+_fa3_lacks: dict[Kind, str] = {}
 
 
 def _why_no_fa3(pack: Pack) -> str | None:
@@ -142,14 +143,15 @@ def _why_no_fa3(pack: Pack) -> str | None:
         return "flash_attn_interface has no flash_attn_varlen_func"
     if pack.scale < SMALLEST_SCALE:
         return needs_positive_scale(pack.scale)
-    return _fa3_lacks.get((pack.q.dtype, pack.q.shape[2]))
+    kind = kind_of_kernel(pack.q, pack.v)
+    return why_not_fa3(kind) or _fa3_lacks.get(kind)
 
 
 def _note_fa3_failure(pack: Pack, error: Exception) -> None:
-    what = pack.q.dtype, pack.q.shape[2]
-    _fa3_lacks[what] = f"flash_attn_interface refused {what[0]}, head_dim {what[1]}: {error}"
+    kind = kind_of_kernel(pack.q, pack.v)
+    _fa3_lacks[kind] = refused_by_fa3(kind, error)
     warnings.warn(
-        f"dash.attention_varlen: {_fa3_lacks[what]}; another forward is taken",
+        f"dash.attention_varlen: {_fa3_lacks[kind]}; another forward is taken",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -187,12 +189,14 @@ def _flash(pack: Pack) -> OutAndLse:
     max_seqlen_q, max_seqlen_k = pack.bounds
     # With a bound of one row it takes each sequence to have one, and reads lse's rows otherwise.
     max_seqlen_q = max(max_seqlen_q, 2)
-    last_dim_dense = (t if t.stride(-1) == 1 else t.contiguous() for t in pack[:3])
+    last_dim_dense = (
+        t if t.stride(-1) == 1 else t.contiguous() for t in with_one_head_dim(*pack[:3])
+    )
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         *last_dim_dense, pack.cu_seqlens_q, pack.cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0,
         pack.causal, False, scale=pack.scale, window_size_left=left, window_size_right=right,
     )  # fmt: skip
-    return out, lse
+    return contiguous(out[..., : pack.v.shape[2]]), lse
 
 
 def _without_gaps(kernel: Callable[[Pack], OutAndLse]) -> Callable[[Pack], OutAndLse]:
@@ -224,7 +228,7 @@ def _without_gaps(kernel: Callable[[Pack], OutAndLse]) -> Callable[[Pack], OutAn
 
 def _plain(pack: Pack) -> OutAndLse:
     """The dense plain forward on each sequence alone: no sequence changes another's bits."""
-    out = pack.q.new_zeros(pack.q.shape)
+    out = pack.q.new_zeros((*pack.q.shape[:2], pack.v.shape[2]))
     lse = pack.q.new_full((pack.q.shape[1], pack.q.shape[0]), -torch.inf, dtype=torch.float32)
     for sequences in sequences_by_length(
         pack.cu_seqlens_q, pack.cu_seqlens_k, pack.seqused_q, pack.seqused_k,
@@ -263,6 +267,7 @@ def planned_forward(
     window_right: int | None,
     device: torch.device,
     forward: str = "auto",
+    head_dim_v: int | None = None,
 ) -> str:
     """The name of the forward that ``dash.attention_varlen`` takes, without running it.
 
@@ -275,7 +280,8 @@ def planned_forward(
 
     with FakeTensorMode():
         q, kv = (torch.empty(shape, dtype=dtype, device=device) for shape in (q_shape, kv_shape))
+        v = kv if head_dim_v is None else kv.new_empty((*kv_shape[:2], head_dim_v))
         cu_seqlens = torch.empty(batch + 1, dtype=torch.int32, device=device)
     mask = causal, window_left, window_right
-    pack = Pack(q, kv, kv, cu_seqlens, cu_seqlens, None, None, 1.0, *mask, None, None)
+    pack = Pack(q, kv, v, cu_seqlens, cu_seqlens, None, None, 1.0, *mask, None, None)
     return choose_forward(pack, forward)

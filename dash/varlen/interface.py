@@ -63,7 +63,8 @@ def attention_varlen(
     Args:
         q: ``(total_q, heads, head_dim)``, bfloat16 or float16. Under autocast float32 is cast to
             autocast's dtype, as for ``scaled_dot_product_attention``.
-        k, v: ``(total_k, kv_heads, head_dim)``; ``heads`` is a multiple of ``kv_heads``.
+        k, v: ``(total_k, kv_heads, head_dim)``; ``heads`` is a multiple of ``kv_heads``. v may
+            have another last size, ``head_dim_v``.
         cu_seqlens_q: int32 ``(batch + 1,)`` on q's device: the first row of each sequence, then the
             end of the last. Starts with 0 and does not decrease. Rows behind the last entry belong
             to no sequence: zeros in out and in all gradients, whatever the inputs hold there.
@@ -84,7 +85,7 @@ def attention_varlen(
             Differentiable.
 
     Returns:
-        ``(total_q, heads, head_dim)`` in q's dtype; with ``return_lse`` also fp32 ``(heads,
+        ``(total_q, heads, head_dim_v)`` in q's dtype; with ``return_lse`` also fp32 ``(heads,
         total_q)``, ±inf, or the sink, for rows without keys and rows of no sequence.
 
     Raises:
@@ -175,7 +176,7 @@ def _attention_varlen_fwd(*arguments: object) -> OutAndLse:
     q = call.q
     if q.numel() == 0 or call.k.numel() == 0 or call.cu_seqlens_q.shape[0] == 1:
         lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
-        out, keyless = q.new_zeros(q.shape), None
+        out, keyless = q.new_zeros((*q.shape[:2], call.v.shape[2])), None
     else:
         out, lse = run_forward(call.pack(), call.forward)
         keyless = None if call.sink is None else call.inside_and_keyless()[1]
@@ -189,8 +190,11 @@ torch.library.impl("dash::attention_varlen_fwd", ("cpu", "cuda"), _attention_var
 
 
 @torch.library.register_fake("dash::attention_varlen_fwd")
-def _attention_varlen_fwd_fake(q: torch.Tensor, *rest: object, **named: object) -> OutAndLse:
-    return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+def _attention_varlen_fwd_fake(*arguments: object, **named: object) -> OutAndLse:
+    call = Call(*arguments, **named)
+    total_q, heads, _ = call.q.shape
+    lse = call.q.new_empty((heads, total_q), dtype=torch.float32)
+    return call.q.new_empty((total_q, heads, call.v.shape[2])), lse
 
 
 class _AttentionVarlen(torch.autograd.Function):

@@ -13,6 +13,7 @@ import torch
 from dash.device import device_model, dtype_name
 from dash.extension import extension
 from dash.memory import contiguous, contiguous_copy, uninitialized_like
+from dash.problem import head_dim_v
 from dash.support import UnsupportedError
 from dash.varlen import checks
 from dash.varlen.call import PackedCall
@@ -92,14 +93,14 @@ def _decide(call: PackedCall) -> Launch:
         return Launch({}, 0)
     shape = pack_arguments(
         tuple(q.shape), tuple(k.shape), call.causal, call.window_left, call.window_right,
-        call.strategy, call.group_split,
+        call.strategy, call.group_split, head_dim_v(q.shape, call.v.shape),
     )  # fmt: skip
     shape["batch"] = batch
     values = {
         "dtype": dtype_name(q.dtype),
         "softmax_scale": q.shape[2] ** -0.5 if call.softmax_scale is None else call.softmax_scale,
         # What the dense call would choose by, also where the stream's context has fewer SMs.
-        "resident_ctas": device_model(q.device, q.dtype, q.shape[2]).resident_ctas,
+        "resident_ctas": device_model(q.device, q.dtype, q.shape[2], call.v.shape[2]).resident_ctas,
     }
     return Launch(shape | values, extension().varlen_workspace_bytes(**shape))
 
@@ -112,6 +113,7 @@ def pack_arguments(
     window_right: int | None = None,
     strategy: str = "auto",
     group_split: int = 0,
+    head_dim_v: int | None = None,
 ) -> dict[str, object]:
     """What ``_C.backward_varlen`` and ``_C.varlen_workspace_bytes`` are told but the batch."""
     total_q, heads, head_dim = q_shape
@@ -122,6 +124,7 @@ def pack_arguments(
         "total_q": total_q,
         "total_k": total_k,
         "head_dim": head_dim,
+        "head_dim_v": head_dim if head_dim_v is None else head_dim_v,
         "causal": causal,
         "window_left": -1 if window_left is None else window_left,
         "window_right": -1 if window_right is None else window_right,

@@ -11,7 +11,7 @@ import torch
 
 from dash.device import dtype_name
 from dash.extension import extension
-from dash.plan import Plan, as_device, checked_plan
+from dash.plan import Plan, as_device, checked_plan, shapes_in_words
 from dash.problem import Problem
 from dash.support import UnsupportedError
 from dash.varlen import checks
@@ -50,6 +50,7 @@ class VarlenPlan:
         dtype, causal, window_left, window_right: the rest of the problem.
         forward: what ``dash.attention_varlen`` would take for out and lse; None where the plan is
             for no device in particular.
+        head_dim_v: of v; None where it is that of q and k.
     """
 
     sequences: tuple[SequencePlan, ...]
@@ -61,6 +62,7 @@ class VarlenPlan:
     window_left: int | None = None
     window_right: int | None = None
     forward: str | None = None
+    head_dim_v: int | None = None
 
     @property
     def batch(self) -> int:
@@ -80,8 +82,9 @@ class VarlenPlan:
         mask = "causal, bottom-right in each sequence" if self.causal else "full"
         if self.window_left is not None or self.window_right is not None:
             mask += f", window {self.window_left} to the left, {self.window_right} to the right"
+        shapes = shapes_in_words(self.q_shape, self.kv_shape, self.head_dim_v)
         head = [
-            ("problem", f"q {self.q_shape}, kv {self.kv_shape}, {dtype_name(self.dtype)}, {mask}"),
+            ("problem", f"{shapes}, {dtype_name(self.dtype)}, {mask}"),
             ("sequences", f"{self.batch} of {len(self.sequences)} distinct lengths"),
             ("workspace", f"{self.workspace_bytes:,} bytes, whatever the lengths"),
             ("fingerprint", f"{self.fingerprint}, of all lengths"),
@@ -122,6 +125,7 @@ def plan_varlen(
     group_split: int = 0,
     forward: str = "auto",
     device: torch.device | str | int | None = None,
+    head_dim_v: int | None = None,
 ) -> VarlenPlan:
     """Says what the packed backward will do with sequences of these lengths.
 
@@ -134,8 +138,8 @@ def plan_varlen(
         dtype: ``torch.bfloat16`` or ``torch.float16``.
         seqlens_q: rows of q of each sequence: ``cu_seqlens_q.diff().tolist()``.
         seqlens_k: rows of k; None: those of q.
-        causal, window_left, window_right, strategy, group_split, forward, device: as for
-            ``dash.plan``.
+        causal, window_left, window_right, strategy, group_split, forward, device, head_dim_v: as
+            for ``dash.plan``.
 
     Raises:
         UnsupportedError: the problem or the strategy is not supported; says why.
@@ -144,6 +148,7 @@ def plan_varlen(
     seqlens_k = seqlens_q if seqlens_k is None else list(seqlens_k)
     shapes = tuple(q_shape), tuple(kv_shape)
     where = as_device(device)
+    of_v = None if head_dim_v == shapes[0][-1] else head_dim_v
     _check_lengths(*shapes, seqlens_q, seqlens_k)
     windows = {"window_left": window_left, "window_right": window_right}
     rest = {"causal": causal, "strategy": strategy, "group_split": group_split}
@@ -153,7 +158,7 @@ def plan_varlen(
         if seqlen_q == 0 or seqlen_k == 0:
             return None
         one = (1, seqlen_q, *shapes[0][1:]), (1, seqlen_k, *shapes[1][1:])
-        return checked_plan(Problem(*one, dtype, **order, device=where))
+        return checked_plan(Problem(*one, dtype, **order, device=where, head_dim_v=of_v))
 
     totals = shapes[0][0], shapes[1][0]
     # What the operator checks: it knows the totals alone.
@@ -169,7 +174,7 @@ def plan_varlen(
         ),
         workspace_bytes=extension().varlen_workspace_bytes(
             batch=max(1, len(seqlens_q)),
-            **pack_arguments(*shapes, **order),
+            **pack_arguments(*shapes, **order, head_dim_v=of_v),
         ),
         q_shape=shapes[0],
         kv_shape=shapes[1],
@@ -180,8 +185,9 @@ def plan_varlen(
         forward=None
         if device is None and where.type != "cuda"
         else planned_forward(
-            *shapes, dtype, len(seqlens_q), causal, *windows.values(), where, forward
+            *shapes, dtype, len(seqlens_q), causal, *windows.values(), where, forward, of_v
         ),
+        head_dim_v=of_v,
     )
 
 
