@@ -110,58 +110,105 @@ def circle_ends(strategy, problem):
     return [_C.end_of_circle(strategy, problem, ticket) for ticket in range(count)]
 
 
-def stalls(all_tickets, ends, resident_ctas, *, ahead=0, seed=0, rule=True):
-    """Plays the tickets on CTAs as the dealer deals them; returns how many are left unfinished.
+class Playing:
+    """CTAs that each play the tickets they hold, in the order in which they took them.
 
-    All tickets come from one counter. A CTA plays its tickets one after the other and may take up
-    to `ahead` more while it does, but none while the counter is inside the circle of its last one
-    (`rule`). A step may run when its q tile's counter shows its turn; a step that may run is never
-    disabled. Who takes the next ticket is drawn from `seed`.
+    A step may run when its q tile's counter shows its turn; a step that may run is never disabled.
     """
-    steps = [
-        [
-            ((batch, kv_head, q_tile), turn)
-            for batch, kv_head, _, rows in ticket
-            for q_tile, turn in rows
+
+    def __init__(self, all_tickets, ctas):
+        self.steps = [
+            [
+                ((batch, kv_head, q_tile), turn)
+                for batch, kv_head, _, rows in ticket
+                for q_tile, turn in rows
+            ]
+            for ticket in all_tickets
         ]
-        for ticket in all_tickets
-    ]
-    chance = random.Random(seed)
-    held = [deque() for _ in range(min(resident_ctas, len(steps)))]
-    last = [None] * len(held)
-    position = [0] * len(steps)
-    counter = defaultdict(int)
-    waiting = {}  # (q tile, turn) -> CTA
-    taken = finished = 0
+        self.held = [deque() for _ in range(ctas)]
+        self.position = [0] * len(self.steps)
+        self.counter = defaultdict(int)
+        self.waiting = {}  # (q tile, turn) -> CTA
+        self.finished = 0
 
-    def may_take(cta):
-        inside = rule and last[cta] is not None and taken < ends[last[cta]]
-        return taken < len(steps) and len(held[cta]) <= ahead and not inside
+    def give(self, cta, ticket):
+        self.held[cta].append(ticket)
+        runnable = [cta] if len(self.held[cta]) == 1 else []
+        while runnable:
+            runnable += self._play(runnable.pop())
 
-    def play(cta):  # as far as turns allow; returns CTAs that its adds let go on
-        nonlocal finished
+    def _play(self, cta):
+        """As far as turns allow; returns the CTAs that its adds let go on."""
         woken = []
-        while held[cta]:
-            ticket = held[cta][0]
-            while position[ticket] < len(steps[ticket]):
-                row, turn = steps[ticket][position[ticket]]
-                if counter[row] != turn:
-                    waiting[row, turn] = cta
+        while self.held[cta]:
+            ticket = self.held[cta][0]
+            while self.position[ticket] < len(self.steps[ticket]):
+                row, turn = self.steps[ticket][self.position[ticket]]
+                if self.counter[row] != turn:
+                    self.waiting[row, turn] = cta
                     return woken
-                counter[row] += 1
-                position[ticket] += 1
-                if (other := waiting.pop((row, turn + 1), None)) is not None:
+                self.counter[row] += 1
+                self.position[ticket] += 1
+                if (other := self.waiting.pop((row, turn + 1), None)) is not None:
                     woken.append(other)
-            held[cta].popleft()
-            finished += 1
+            self.held[cta].popleft()
+            self.finished += 1
         return woken
 
-    while takers := [cta for cta in range(len(held)) if may_take(cta)]:
+
+def stalls(all_tickets, ends, resident_ctas, *, ahead=0, seed=0, rule=True):
+    """Plays tickets that are dealt one by one from a counter; returns how many never finish.
+
+    A CTA may take up to `ahead` more while it plays, but none while the counter is inside the
+    circle of its last one (`rule`). Who takes the next ticket is drawn from `seed`.
+    """
+    chance = random.Random(seed)
+    ctas = range(min(resident_ctas, len(all_tickets)))
+    playing = Playing(all_tickets, len(ctas))
+    last = {}
+
+    def may_take(cta, ticket):
+        inside = rule and cta in last and ticket < ends[last[cta]]
+        return len(playing.held[cta]) <= ahead and not inside
+
+    for ticket in range(len(all_tickets)):
+        takers = [cta for cta in ctas if may_take(cta, ticket)]
+        if not takers:
+            break
         cta = chance.choice(takers)
-        held[cta].append(taken)
-        last[cta] = taken
-        taken += 1
-        runnable = [cta] if len(held[cta]) == 1 else []
-        while runnable:
-            runnable += play(runnable.pop())
-    return len(steps) - finished
+        last[cta] = ticket
+        playing.give(cta, ticket)
+    return len(all_tickets) - playing.finished
+
+
+def squad_stalls(all_tickets, ends, arrived_ctas, *, ahead=0, seed=0):
+    """Plays circles that squads of CTAs take from a counter, as some CTAs never arrive.
+
+    Members come for their tickets of a circle at any time and in any order between the squad's
+    circles before and after it.
+    """
+    chance = random.Random(seed)
+    firsts = sorted({0, *ends} - {len(all_tickets)})
+    size = max(end - first for first, end in ((f, ends[f]) for f in firsts))
+    squads = arrived_ctas // size  # complete ones
+    playing = Playing(all_tickets, squads * size)
+    taken = [[] for _ in range(squads)]  # circles of each squad
+    seen = [0] * (squads * size)  # of its squad's circles, by each member
+    left = deque(firsts)
+    while True:
+        ready = [
+            cta
+            for cta in range(squads * size)
+            if len(playing.held[cta]) <= ahead
+            and (seen[cta] < len(taken[cta // size]) or (cta % size == 0 and left))
+        ]
+        if not ready:
+            return len(all_tickets) - playing.finished
+        cta = chance.choice(ready)
+        circles = taken[cta // size]
+        if seen[cta] == len(circles):
+            circles.append(left.popleft())
+        first = circles[seen[cta]]
+        seen[cta] += 1
+        if first + cta % size < ends[first]:
+            playing.give(cta, first + cta % size)

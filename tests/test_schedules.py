@@ -16,6 +16,7 @@ from schedule_play import (
     contributions,
     problem,
     problems,
+    squad_stalls,
     stalls,
     tickets,
     turns_by_chain,
@@ -118,6 +119,49 @@ def test_without_the_dealers_rule_a_cyclic_strategy_stalls(strategy):
     stalled = [stalls(all_tickets, ends, 9, ahead=1, seed=seed, rule=False) for seed in range(20)]
     assert any(stalled)
     assert not any(stalls(all_tickets, ends, 9, ahead=1, seed=seed) for seed in range(20))
+
+
+@pytest.mark.parametrize("strategy", ["shift", "symmetric_shift"])
+@many_examples
+@given(problem=problems(), extra=st.integers(0, 100), seed=st.integers(0, 2**20))
+@example(problem=problem(65, 1, heads=4), extra=40, seed=0)  # circles of 33 and 32
+def test_squads_get_through_with_any_number_of_ctas_that_makes_one(strategy, problem, extra, seed):
+    assume(accepted(strategy, problem))
+    arrived = _C.resident_ctas_needed(strategy, problem) + extra
+    all_tickets, ends = tickets(strategy, problem), circle_ends(strategy, problem)
+    for ahead in (0, 1, 3):
+        assert squad_stalls(all_tickets, ends, arrived, ahead=ahead, seed=seed) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 3000)), min_size=1, max_size=6),
+    causal=st.booleans(),
+    window=st.sampled_from(
+        [{}, {}, {"window_left": 200}, {"window_left": 100, "window_right": 60}]
+    ),
+    extra=st.integers(0, 100),
+    seed=st.integers(0, 2**20),
+)
+@example(lengths=[(2048, 2048), (700, 900), (3000, 3000)], causal=False, window={}, extra=0, seed=0)
+def test_packs_get_through_with_the_ctas_they_ask_for(lengths, causal, window, extra, seed):
+    """Cyclic and acyclic sequences from one counter, by the dealer's rule."""
+    call = problem(8, heads=4, causal=causal, **window)
+    resident = 132
+    pack = [
+        (index, one, strategy)
+        for index, one, strategy, _ in _C.varlen_order(call, lengths, resident_ctas=resident)
+    ]
+    all_tickets, ends = [], []
+    for index, one, strategy in pack:
+        first = len(all_tickets)
+        all_tickets += [
+            [(index, *chain[1:]) for chain in ticket] for ticket in tickets(strategy, one)
+        ]
+        ends += [first + end for end in circle_ends(strategy, one)]
+    needed = max([1, *(_C.resident_ctas_needed(strategy, one) for _, one, strategy in pack)])
+    for ahead in (0, 2):
+        assert stalls(all_tickets, ends, needed + extra, ahead=ahead, seed=seed) == 0
 
 
 @each_strategy
