@@ -126,7 +126,7 @@ def test_a_fresh_process_computes_by_itself(tmp_path, capsys) -> None:
     printed = []
     for dout in (inputs.dout, inputs.dout * 2):
         tensors = inputs.tensors() | {"dout": dout}
-        torch.save({"tensors": tensors, "causal": True}, tmp_path / "inputs.pt")
+        torch.save({"tensors": tensors, "mask": inputs.mask}, tmp_path / "inputs.pt")
         fresh.main(str(tmp_path / "inputs.pt"), "ascending", "1", "cpu")
         printed.append(capsys.readouterr().out)
     assert printed[0] != printed[1]
