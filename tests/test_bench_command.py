@@ -26,7 +26,7 @@ from dash.bench.shapes import (
 )
 from dash.bench.tables import markdown, ratios_markdown
 from dash.cli import app
-from dash.cli.bench import QUICK_SECONDS, provider_names, with_options
+from dash.cli.bench import QUICK_SECONDS, packed, provider_names
 from dash.cli.runs import play
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "h200_6178c30_fa3.csv"
@@ -122,10 +122,8 @@ def test_flops_are_those_of_the_measured_table(shape: Shape, gflop: float) -> No
 
 def test_options_of_one_problem() -> None:
     dense = Shape(2, 4096, 16, 8, 128, True)
-    assert with_options(dense, None, None, "") == dense
-    assert with_options(dense, 127, None, "").window_left == 127
-    packed = with_options(dense, None, None, "300 2x17")
-    assert packed == packed_shape((300, 17, 17), 16, 8, 128, True)
+    assert packed(dense, "") == dense
+    assert packed(dense, "300 2x17") == packed_shape((300, 17, 17), 16, 8, 128, True)
     said = CliRunner().invoke(app, ["bench", "--lengths", "a few"])
     assert said.exit_code == 2
     assert "--lengths" in said.output

@@ -43,8 +43,6 @@ BlockFlag = Annotated[
     bool,
     typer.Option("--block", help="Whole transformer blocks of a model's preset; of all without."),
 ]
-WindowLeft = Annotated[int | None, typer.Option(help="Keys seen to the left; all.", min=0)]
-WindowRight = Annotated[int | None, typer.Option(help="Keys seen to the right; all.", min=0)]
 Lengths = Annotated[
     str, typer.Option(help="Packed sequences, as '8192 64x128', instead of batch and seqlen.")
 ]
@@ -69,8 +67,8 @@ def bench(
     head_dim: problem.HeadDim = 128,
     dtype: problem.DType = "bfloat16",
     causal: problem.Causal = False,
-    window_left: WindowLeft = None,
-    window_right: WindowRight = None,
+    window_left: problem.WindowLeft = None,
+    window_right: problem.WindowRight = None,
     lengths: Lengths = "",
     strategy: problem.Strategy = "auto",
 ) -> None:
@@ -84,9 +82,10 @@ def bench(
         return
     if preset is None:
         asked = shape_from_options(
-            batch, seqlen, seqlen_k, heads, kv_heads, head_dim, dtype, causal
-        )
-        shapes = [with_options(bench_shape(asked), window_left, window_right, lengths)]
+            batch, seqlen, seqlen_k, heads, kv_heads, head_dim, dtype, causal,
+            window_left, window_right,
+        )  # fmt: skip
+        shapes = [packed(bench_shape(asked), lengths)]
     else:
         shapes = list(preset_shapes(preset, quick))
     require_hopper()
@@ -109,17 +108,18 @@ def bench(
         raise typer.Exit(1)
 
 
-def with_options(shape: Shape, left: int | None, right: int | None, lengths: str) -> Shape:
-    """The problem with ``--window-left``, ``--window-right`` and ``--lengths``."""
-    options: dict[str, object] = {"window_left": left, "window_right": right}
-    if lengths:
-        try:
-            packed = read_lengths(lengths)
-        except ValueError as error:
-            raise typer.BadParameter(f"{lengths!r}: {error}", param_hint="--lengths") from error
-        rows = {"seqlen": max(packed), "seqlen_k": max(packed)}
-        options |= {"lengths": packed, "batch": len(packed), **rows}
-    return dataclasses.replace(shape, **options)
+def packed(shape: Shape, lengths: str) -> Shape:
+    """The problem with the sequences of ``--lengths``, if any, in the place of its batch."""
+    if not lengths:
+        return shape
+    try:
+        found = read_lengths(lengths)
+    except ValueError as error:
+        raise typer.BadParameter(f"{lengths!r}: {error}", param_hint="--lengths") from error
+    longest = max(found)
+    return dataclasses.replace(
+        shape, batch=len(found), seqlen=longest, seqlen_k=longest, lengths=found
+    )
 
 
 def bench_blocks(
