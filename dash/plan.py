@@ -244,7 +244,7 @@ def plan(
         window_left,
         window_right,
         where,
-        None if head_dim_v == q_shape[-1] else head_dim_v,
+        None if head_dim_v in tuple(q_shape)[-1:] else head_dim_v,
     )
     p = checked_plan(problem)
     if device is None and where.type != "cuda":
