@@ -24,7 +24,15 @@ PROBLEMS = [
     )
 ]
 
+PROBLEMS += [
+    Shape(1, 2, 1, seqlen_q, seqlen_k, 192, causal, head_dim_v=of_v)
+    for (seqlen_q, seqlen_k), of_v, causal in itertools.product(
+        ((256, 256), (1, 1), (130, 300), (300, 130)), (72, 128), (False, True)
+    )
+]
+
 SPLIT = [Shape(2, 4, 1, 200, 300, head_dim, causal) for head_dim in (72, 128) for causal in (0, 1)]
+SPLIT.append(Shape(2, 4, 1, 200, 300, 136, True, head_dim_v=128))
 
 # Empty sequences, one row, tails of tiles, rows of no sequence.
 PACKS = [
@@ -39,6 +47,10 @@ PACKS = [
         ((64, False), (72, True), (128, False), (128, True)),
     )
 ]
+
+PACKS.append(
+    PackShape(((0, 5), (70, 300), (300, 70)), 4, 2, 192, True, tails=(9, 1), head_dim_v=128)
+)
 
 # What describes no pack: as cu_seqlens of q, of k and of both, for three spaces of 200 rows.
 GARBAGE = ((0, 300, 100, 600), (5, 100, 200, 2**31 - 1), (-(2**31), 0, 1, 600), (600, 400, 200, 0))
