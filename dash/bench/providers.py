@@ -120,12 +120,14 @@ def dash_calls(strategy: str) -> Callable[[Shape, Tensors], tuple[Call, dict[str
             tensors += (t.cu_seqlens, t.cu_seqlens)
             operator = torch.ops.dash.attention_varlen_bwd.default
             plan = dash.plan_varlen(
-                shape.q_shape, shape.k_shape, t.q.dtype, seqlens_q=shape.lengths, **options
-            )
+                shape.q_shape, shape.k_shape, t.q.dtype, seqlens_q=shape.lengths,
+                head_dim_v=shape.head_dim_v, **options,
+            )  # fmt: skip
             used = {one.plan.strategy for one in plan.sequences if one.plan is not None}
             facts = {"strategy": "+".join(sorted(used)), "fingerprint": plan.fingerprint}
         else:
-            plan = dash.plan(shape.q_shape, shape.k_shape, t.q.dtype, **options)
+            more = options | {"head_dim_v": shape.head_dim_v}
+            plan = dash.plan(shape.q_shape, shape.k_shape, t.q.dtype, **more)
             facts = {"strategy": plan.strategy, "fingerprint": plan.fingerprint}
             operator = torch.ops.dash.attention_bwd.default
         return (lambda: operator(*tensors, **options)), facts | {"version": dash.__version__}

@@ -65,6 +65,7 @@ def bench(
     heads: problem.Heads = 16,
     kv_heads: problem.KvHeads = None,
     head_dim: problem.HeadDim = 128,
+    head_dim_v: problem.HeadDimV = None,
     dtype: problem.DType = "bfloat16",
     causal: problem.Causal = False,
     window_left: problem.WindowLeft = None,
@@ -83,7 +84,7 @@ def bench(
     if preset is None:
         asked = shape_from_options(
             batch, seqlen, seqlen_k, heads, kv_heads, head_dim, dtype, causal,
-            window_left, window_right,
+            window_left, window_right, head_dim_v,
         )  # fmt: skip
         shapes = [packed(bench_shape(asked), lengths)]
     else:

@@ -75,7 +75,9 @@ def _extension() -> Iterator[Finding]:
     yield Finding("dash._C", State.OK, str(module.__file__))
     yield Finding("strategies", State.OK, ", ".join(module.strategies()))
     if module.HAS_KERNELS:
-        yield Finding("kernels", State.OK, "sm_90a; head_dim buckets 64 and 128; bf16 and fp16")
+        yield Finding(
+            "kernels", State.OK, "sm_90a; head_dim buckets 64, 128 and 192:128; bf16 and fp16"
+        )
         yield _driver(module.CUDA_VERSION)
     else:
         yield Finding("kernels", State.NOTE, "built without nvcc: only the CPU implementation runs")

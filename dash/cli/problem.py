@@ -18,7 +18,10 @@ Seqlen = Annotated[int, typer.Option(help="Query rows of a sequence.")]
 SeqlenK = Annotated[int | None, typer.Option(help="Key rows of a sequence; as many as --seqlen.")]
 Heads = Annotated[int, typer.Option(help="Query heads.")]
 KvHeads = Annotated[int | None, typer.Option(help="Key and value heads; as many as --heads.")]
-HeadDim = Annotated[int, typer.Option(help="A multiple of 8 up to 128.")]
+HeadDim = Annotated[int, typer.Option(help="Of q and k, a multiple of 8 up to 192.")]
+HeadDimV = Annotated[
+    int | None, typer.Option(help="Of v, a multiple of 8 up to 128; that of q and k.")
+]
 DType = Annotated[str, typer.Option(help="bfloat16 or float16.")]
 Causal = Annotated[bool, typer.Option(help="Bottom-right aligned causal mask, or none.")]
 WindowLeft = Annotated[
@@ -47,6 +50,7 @@ class Shape:
     causal: bool
     window_left: int | None = None
     window_right: int | None = None
+    head_dim_v: int | None = None
 
     @property
     def mask(self) -> dict[str, object]:
@@ -62,6 +66,11 @@ class Shape:
     def kv(self) -> tuple[int, int, int, int]:
         return self.batch, self.seqlen_k, self.kv_heads, self.head_dim
 
+    @property
+    def of_v(self) -> int:
+        """head_dim_v, given or not."""
+        return self.head_dim if self.head_dim_v is None else self.head_dim_v
+
     def __str__(self) -> str:
         heads = f"{self.heads}" + ("" if self.heads == self.kv_heads else f"/{self.kv_heads}")
         more = "" if self.seqlen_q == self.seqlen_k else f" x {self.seqlen_k}"
@@ -69,8 +78,9 @@ class Shape:
         if (self.window_left, self.window_right) != (None, None):
             sides = ("all" if w is None else str(w) for w in (self.window_left, self.window_right))
             mask += f", window {' + '.join(sides)}"
+        dims = f"D{self.head_dim}" + ("" if self.of_v == self.head_dim else f":{self.of_v}")
         return (
-            f"batch {self.batch}, seqlen {self.seqlen_q}{more}, heads {heads}, D{self.head_dim}, "
+            f"batch {self.batch}, seqlen {self.seqlen_q}{more}, heads {heads}, {dims}, "
             f"{mask}, {dtype_name(self.dtype)}"
         )
 
@@ -86,6 +96,7 @@ def shape_from_options(
     causal: bool,
     window_left: int | None = None,
     window_right: int | None = None,
+    head_dim_v: int | None = None,
 ) -> Shape:
     if dtype not in DTYPES:
         raise typer.BadParameter(
@@ -102,6 +113,7 @@ def shape_from_options(
         causal=causal,
         window_left=window_left,
         window_right=window_right,
+        head_dim_v=head_dim_v,
     )
 
 
@@ -117,6 +129,7 @@ def bench_shape(shape: Shape) -> bench_shapes.Shape:
         seqlen_k=shape.seqlen_k,
         window_left=shape.window_left,
         window_right=shape.window_right,
+        head_dim_v=shape.of_v,
         dtype=dtype_name(shape.dtype),
     )
 
@@ -130,7 +143,8 @@ def plans_asked(shape: Shape, strategy: str) -> list[dash.Plan]:
 
 
 def _plan(shape: Shape, strategy: str) -> dash.Plan:
-    return dash.plan(shape.q, shape.kv, shape.dtype, **shape.mask, strategy=strategy)
+    more = {"strategy": strategy, "head_dim_v": shape.head_dim_v}
+    return dash.plan(shape.q, shape.kv, shape.dtype, **shape.mask, **more)
 
 
 @dataclass(frozen=True)
@@ -176,7 +190,7 @@ def make_inputs(shape: Shape, seed: int, device: torch.device | None = None) -> 
     generator = torch.Generator().manual_seed(seed)
     q, k, v, dout = (
         torch.randn(size, generator=generator).to(device, shape.dtype)
-        for size in (shape.q, shape.kv, shape.kv, shape.q)
+        for size in (shape.q, shape.kv, (*shape.kv[:3], shape.of_v), (*shape.q[:3], shape.of_v))
     )
     out, lse = run_forward(ForwardCall(q, k, v, shape.head_dim**-0.5, **shape.mask))
     return Inputs(dout, q, k, v, out, lse, **shape.mask)

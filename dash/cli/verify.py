@@ -40,6 +40,7 @@ def verify(
     causal: problem.Causal = False,
     window_left: problem.WindowLeft = None,
     window_right: problem.WindowRight = None,
+    head_dim_v: problem.HeadDimV = None,
     strategy: problem.Strategy = "auto",
     seed: problem.Seed = 0,
     repeats: Count = 100,
@@ -53,7 +54,7 @@ def verify(
     exit code 1 if anything differs. Equal reports of two machines mean equal bits on both.
     """
     sizes = (batch, seqlen, seqlen_k, heads, kv_heads, head_dim, dtype)
-    shape = shape_from_options(*sizes, causal, window_left, window_right)
+    shape = shape_from_options(*sizes, causal, window_left, window_right, head_dim_v)
     plans = plans_asked(shape, strategy)
     shown = Console(stderr=True, highlight=False) if str(report) == "-" else console
     shown.print(f"{shape}; on {default_device()}")
