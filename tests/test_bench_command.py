@@ -36,7 +36,8 @@ EVERY = [shape for preset in PRESETS.values() for shape in preset.shapes]
 def test_presets_are_those_that_are_documented() -> None:
     assert list(PRESETS) == [
         "paper", "llama3-8b", "qwen2.5-7b", "mixtral-8x7b", "sd3.5", "sam-h", "llada-1b",
-        "packed", "packed-d64", "windows", "windows-d64", "gpt-oss", "deepseek-v3", "gemma3",
+        "packed", "packed-d64", "windows", "windows-d64", "gpt-oss", "deepseek-v3",
+        "d192-v128", "gemma3",
     ]  # fmt: skip
     said = CliRunner().invoke(app, ["bench", "--preset", "list"])
     assert said.exit_code == 0

@@ -130,6 +130,15 @@ PRESETS = {
             ),
         ),
         Preset(
+            "d192-v128",
+            "16 heads, D192 of q and k, D128 of v, full and causal",
+            tuple(
+                Shape(8192 // s, s, 16, 16, 192, causal, head_dim_v=128)
+                for causal in (False, True)
+                for s in (1024, 4096, 8192)
+            ),
+        ),
+        Preset(
             "gemma3", "Gemma-3-12B: 16/8 heads, D256, causal, five of six layers a window", gemma3()
         ),
     )
