@@ -92,8 +92,7 @@ void call_backward(Problem const& problem, std::string const& strategy, std::str
   enqueue(args, "backward");
 }
 
-size_t dense_workspace_bytes(Problem const& problem, int head_dim,
-                             std::optional<int> head_dim_v) {
+size_t dense_workspace_bytes(Problem const& problem, int head_dim, std::optional<int> head_dim_v) {
   BackwardArgs args;
   args.problem = problem;
   args.head_dims = head_dims_of(head_dim, head_dim_v);

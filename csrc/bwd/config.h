@@ -151,8 +151,7 @@ struct WorkspaceLayout {
   int64_t group_splits = 0;   // int32 for each sequence
   int64_t bytes = 0;
 
-  constexpr WorkspaceLayout(WorkspaceSizes const& sizes, int tile_q, int tile_kv,
-                            HeadDims bucket) {
+  constexpr WorkspaceLayout(WorkspaceSizes const& sizes, int tile_q, int tile_kv, HeadDims bucket) {
     int64_t const floats = sizeof(float), ints = sizeof(int);
     int64_t const rows = sizes.dq_tiles * tile_q, kv_rows = sizes.parts_tiles * tile_kv;
     auto const take = [this](int64_t size) {

@@ -30,9 +30,8 @@ HeadDims head_dims_bucket(HeadDims d) {
 }
 
 TileShape tile_shape(HeadDims head_dims) {
-  return visit_config(head_dims_bucket(head_dims), [](auto config) {
-    return TileShape{config.kTileQ, config.kTileKv};
-  });
+  return visit_config(head_dims_bucket(head_dims),
+                      [](auto config) { return TileShape{config.kTileQ, config.kTileKv}; });
 }
 
 size_t workspace_bytes(BackwardArgs const& args) {

@@ -63,8 +63,8 @@ CUtensorMap tensor_map(TensorView const& t, TensorMapShape const& shape, int box
   CUtensorMap map;
   auto const encode = Driver::get().tensor_map_encode_tiled;
   check_driver(encode(&map, kType, kTensorRank, t.data, shape.sizes, shape.strides, box, steps,
-                      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+                      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
                "cuTensorMapEncodeTiled");
   return map;
 }
@@ -166,14 +166,14 @@ MainParams main_params(CallParams const& call, BackwardArgs const& args) {
   HeadDims const dims = args.head_dims;
   MainParams params{};
   static_cast<CallParams&>(params) = call;
-  params.q = tensor_map<Element>(args.q, shape(args.q, dims.qk, p.seqlen_q, p.heads),
-                                 Config::kTileQ);
-  params.dout = tensor_map<Element>(args.dout, shape(args.dout, dims.v, p.seqlen_q, p.heads),
-                                    Config::kTileQ);
+  params.q =
+      tensor_map<Element>(args.q, shape(args.q, dims.qk, p.seqlen_q, p.heads), Config::kTileQ);
+  params.dout =
+      tensor_map<Element>(args.dout, shape(args.dout, dims.v, p.seqlen_q, p.heads), Config::kTileQ);
   params.k = tensor_map<Element>(args.k, shape(args.k, dims.qk, p.seqlen_k, p.kv_heads),
                                  Config::kTileKv, Config::kKBoxColumns);
-  params.v = tensor_map<Element>(args.v, shape(args.v, dims.v, p.seqlen_k, p.kv_heads),
-                                 Config::kTileKv);
+  params.v =
+      tensor_map<Element>(args.v, shape(args.v, dims.v, p.seqlen_k, p.kv_heads), Config::kTileKv);
   params.strategy = args.strategy;
   params.scale_log2 = kLog2E * (Config::kScoresFromLse ? scale_to_divide_by(args.softmax_scale)
                                                        : args.softmax_scale);

@@ -48,9 +48,8 @@ struct Products {
   template <typename Columns>
   using Transposed = decltype(cute::composition(
       Rows<Columns>{},
-      cute::Layout<
-          cute::Shape<Columns, TileQ, Stages>,
-          cute::Stride<TileQ, cute::_1, cute::Int<Config::kTileQ * Columns::value>>>{}));
+      cute::Layout<cute::Shape<Columns, TileQ, Stages>,
+                   cute::Stride<TileQ, cute::_1, cute::Int<Config::kTileQ * Columns::value>>>{}));
   using QTransposed = Transposed<HeadDim>;
   using DoutTransposed = Transposed<HeadDimV>;
 

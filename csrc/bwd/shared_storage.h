@@ -42,7 +42,7 @@ struct alignas(1024) SharedStorage {
   Element q[Config::kStages][Config::kTileQ * Config::kHeadDim];
   Element dout[Config::kStages][Config::kTileQ * Config::kHeadDimV];
   Element ds[Config::kDsStages][Config::kTileQ * Config::kTileKv];
-  float dq[Config::kDqTileFloats];  // staging, fragment order
+  float dq[Config::kDqTileFloats];                  // staging, fragment order
   float lse_log2[Config::kStages][Config::kTileQ];  // as CallParams says
   float minus_delta[Config::kStages][Config::kTileQ];
   SchedulerState scheduler;
