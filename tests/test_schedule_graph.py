@@ -36,6 +36,24 @@ SIZES = [
 ]
 
 
+@pytest.mark.parametrize("window_left", [0, 1, 127, 128, 300, 500])
+@pytest.mark.parametrize("q", [1, 2, 4])
+@pytest.mark.parametrize("n", [4, 7, 12])
+def test_nobody_waits_in_the_band(n, q, window_left):
+    """spt under a window: the longest chain, however many there are; ascending adds against it."""
+    problem = problem_of(n, q, 1, True, window_left=window_left)
+    for compute, reduce in [(3, 1), (5, 5)]:
+        form = closed_form("spt", problem, compute, reduce)
+        run = simulate(Play.of("spt", problem), Machine.paper(form.sms, compute, reduce))
+        assert run.time == pytest.approx(form.time, rel=1e-12)
+        assert graph.longest_path(graph.of_run(run)) == pytest.approx(form.time, rel=1e-12)
+        assert form.time >= lower_bound(problem, form.sms, compute, reduce) * (1 - 1e-12)
+    ascending = simulate(Play.of("ascending", problem), Machine.paper(n, 3, 1))
+    assert ascending.time > closed_form("spt", problem, 3, 1).time or window_left < 2
+    for other in ("ascending", "descending", "zigzag", "staggered"):
+        assert closed_form(other, problem, 3, 1) is None
+
+
 @pytest.mark.parametrize(("strategy", "causal", "n", "q", "heads"), SIZES)
 def test_longest_path_is_the_closed_form(strategy, causal, n, q, heads):
     problem = problem_of(n, q, heads, causal)

@@ -25,6 +25,7 @@ def closed_form(strategy: str, problem: object, compute: float, reduce: float) -
     ascending          h·m·s + (n − 1)·reduce                 both masks: causal idles half of them
     descending         h·(n + 1)·q·s / 2 + (n − 1)·reduce     h even, reduce ≤ compute
     spt                m·s                                    h = 1
+    spt, windows       q tiles of the longest chain, · s      h = 1, causal, one q head a chain
     shift              h·m·s                                  one group
     symmetric_shift    h·(n + 1)·q·s / 2                      h and n even
     zigzag             h·(n + 1)·q·s / 2                      h even, one head a block
@@ -35,6 +36,8 @@ def closed_form(strategy: str, problem: object, compute: float, reduce: float) -
     n, m, h = problem.kv_tiles, problem.q_tiles, problem.batch * problem.kv_slices
     if problem.seqlen_q != problem.seqlen_k or problem.seqlen_q % problem.tile_kv or m % n:
         return None
+    if problem.windowed:
+        return _in_a_band(strategy, problem, h, compute, reduce)
     step = (compute + reduce) * problem.heads_of_chain
     last_turn = (n - 1) * reduce
     abreast = n // h  # KV tiles of a head in flight
@@ -53,6 +56,17 @@ def closed_form(strategy: str, problem: object, compute: float, reduce: float) -
         forms["staggered"] = m * step if h == 1 else None
     time = forms.get(strategy)
     return None if time is None else ClosedForm(n, time)
+
+
+def _in_a_band(
+    strategy: str, problem: object, heads: int, compute: float, reduce: float
+) -> ClosedForm | None:
+    """A window to the left under the causal mask: chains start q steps apart, nobody waits."""
+    starts_apart = problem.causal and problem.heads_of_chain == 1
+    if strategy != "spt" or heads != 1 or not starts_apart:
+        return None
+    longest = max(problem.q_tiles_of(tile) for tile in range(problem.kv_tiles))
+    return ClosedForm(problem.kv_tiles, longest * (compute + reduce))
 
 
 def _in_one_block(problem: object, heads: int) -> bool:

@@ -105,8 +105,12 @@ def square(
     kv_heads: int | None = None,
     causal: bool = False,
     batch: int = 1,
+    **window: int,
 ) -> object:
-    """A ``dash._C.Problem`` of ``kv_tiles`` KV tiles with ``q`` q tiles each."""
+    """A ``dash._C.Problem`` of ``kv_tiles`` KV tiles with ``q`` q tiles each.
+
+    ``window`` may hold ``window_left`` and ``window_right``, in keys.
+    """
     tile_kv = 128
     return extension().Problem(
         batch=batch,
@@ -117,4 +121,5 @@ def square(
         causal=causal,
         tile_q=tile_kv // q,
         tile_kv=tile_kv,
+        **window,
     )
