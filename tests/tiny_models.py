@@ -32,6 +32,11 @@ def _configs() -> dict[str, transformers.PretrainedConfig]:
         "gpt_oss": transformers.GptOssConfig(
             **_GROUPED, **_SLIDING, num_local_experts=2, num_experts_per_tok=2
         ),
+        # q and k of 24 columns, v of 16; no experts, whose choice jumps with rounding.
+        "deepseek_v3": transformers.DeepseekV3Config(
+            **_COMMON, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=32, qk_nope_head_dim=16,
+            qk_rope_head_dim=8, v_head_dim=16, first_k_dense_replace=LAYERS, num_mtp_layers=0,
+        ),
         "modernbert": transformers.ModernBertConfig(
             **_COMMON, local_attention=2 * WINDOW, layer_types=_SLIDING["layer_types"],
             cls_token_id=1, sep_token_id=2,
@@ -39,7 +44,7 @@ def _configs() -> dict[str, transformers.PretrainedConfig]:
     }  # fmt: skip
 
 
-DECODERS = ("llama", "qwen3", "gemma3", "olmo3", "gpt_oss")
+DECODERS = ("llama", "qwen3", "gemma3", "olmo3", "gpt_oss", "deepseek_v3")
 MODELS = (*DECODERS, "modernbert")
 
 
