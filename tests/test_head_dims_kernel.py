@@ -197,6 +197,7 @@ def test_a_pack_has_the_bits_of_dense_calls(lengths, dims, causal, window) -> No
 # ---- Forwards and layers -------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:dash.attention. flash_attn_interface refused")
 @pytest.mark.parametrize("causal", MASKS)
 @pytest.mark.parametrize("dims", DIMS)
 def test_every_forward_that_says_it_can_is_right(dims: tuple[int, int], causal: bool) -> None:
@@ -206,7 +207,11 @@ def test_every_forward_that_says_it_can_is_right(dims: tuple[int, int], causal: 
     for name, refusal in forward._REFUSALS.items():
         if refusal(call) is not None:
             continue
-        got, got_lse = forward.run_forward(call, name)
+        try:
+            got, got_lse = forward.run_forward(call, name)
+        except dash.UnsupportedError:  # a build of FlashAttention-3 without this kernel
+            assert name == "fa3"
+            continue
         assert got.is_contiguous()
         assert (got - out).abs().max() < 2e-2, name
         assert (got_lse - lse).abs().max() < 2e-3, name
