@@ -32,12 +32,15 @@ def pack_shapes(draw, max_sequences: int = 5, windows: bool = False) -> PackShap
     lengths = draw(st.lists(pairs, min_size=0, max_size=max_sequences))
     heads, kv_heads = draw(st.sampled_from(_HEADS))
     rows = st.sampled_from((0, 0, 1, 70))
+    dims = (16, None), (64, None), (128, None), (192, 128), (136, 72), (48, 128)
+    head_dim, head_dim_v = draw(st.sampled_from(dims))
     window = st.none() | st.sampled_from((0, 1, 20, 64, 130, 1000))
     return PackShape(
         lengths=tuple((q, q) if same else (q, k) for q, k in lengths),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=draw(st.sampled_from((16, 64, 128))),
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
         causal=draw(st.booleans()),
         window_left=draw(window) if windows else None,
         window_right=draw(window) if windows else None,

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from accuracy import assert_accurate, judged_inputs
+from accuracy import assert_accurate, judged_inputs, visible
 from gpu_conditions import DifferentCalls, OtherStream, all_inside, poison_allocator
 from hang_guard import hang_guard, terminal  # noqa: F401  fixtures
 from inputs import (
@@ -231,6 +231,30 @@ def test_autograd_reaches_accurate_gradients(dims: tuple[int, int], causal: bool
                                 causal=causal)  # fmt: skip
     got = torch.autograd.grad(out, packed, inputs.dout.flatten(0, 1))
     assert_accurate([g.unflatten(0, (2, 256)) for g in got], reference, plain)
+
+
+@pytest.mark.parametrize("dims", [(192, 128), (136, 64), (64, 128)])
+def test_a_gradient_through_lse_and_a_sink(dims: tuple[int, int]) -> None:
+    """Against fp64: a sink is one more score, which has no key."""
+    shape = shape_of((1, 2, 2, 130, 200), dims, True)
+    inputs = random_inputs(shape)
+    sink = torch.tensor([0.5, -1.0], device=DEVICE)
+    dlse = random_inputs(shape, 1).lse
+    leaves = [t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v, sink)]
+    out, lse = dash.attention(*leaves[:3], causal=True, sink=leaves[3], return_lse=True)
+    got = torch.autograd.grad((out, lse), leaves, (inputs.dout, dlse))
+
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    q, k, v = (t.transpose(1, 2) for t in exact[:3])
+    scores = (q @ k.mT * dims[0] ** -0.5).masked_fill(~visible(130, 200, True), -torch.inf)
+    logits = torch.cat([scores, exact[3][None, :, None, None].expand(1, 2, 130, 1)], -1)
+    wide, wide_lse = logits.softmax(-1)[..., :-1] @ v, logits.logsumexp(-1)
+    wanted = torch.autograd.grad(
+        (wide.transpose(1, 2), wide_lse), exact, (inputs.dout.double(), dlse.double())
+    )
+    for name, x, reference in zip(("dq", "dk", "dv", "dsink"), got, wanted, strict=True):
+        error = (x.double() - reference).norm() / reference.norm()
+        assert error < 1e-2, f"{name}: {error:.3g}"
 
 
 def test_multi_head_latent_attention_trains_alike_twice() -> None:
