@@ -14,6 +14,7 @@ from dash.derivatives import (
     raise_no_derivative,
 )
 from dash.forward import ForwardCall, run_forward
+from dash.remembered import Remembered
 from dash.sink import add_sink, attention_sink_bwd, sink_reasons
 
 torch.library.define(
@@ -147,18 +148,12 @@ class Call(NamedTuple):
         return ForwardCall(*self[:3], scale, self.causal, self.window_left, self.window_right)
 
 
-_checked: set[support.Key] = set()
-_REMEMBERED_CALLS = 4096
+_checked: dict[support.Key, bool] = Remembered(4096)
 
 
 def _attention_fwd(*arguments: object) -> OutAndLse:
     call = Call(*arguments)
-    key = call.key
-    if key not in _checked or not support.scale_is_usable(call.softmax_scale):
-        call.check()
-        if len(_checked) >= _REMEMBERED_CALLS:
-            _checked.clear()
-        _checked.add(key)
+    support.check_once(call, _checked)
     q, k = call.q, call.k
     if q.numel() == 0 or k.numel() == 0:
         lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)

@@ -35,12 +35,12 @@ from dash.extension import extension
 from dash.memory import contiguous_copy, uninitialized_like
 from dash.plan import cached_plan
 from dash.problem import Problem, head_dim_v
+from dash.remembered import Remembered
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _TMA_ALIGNMENT_BYTES = 16
 _TMA_STRIDE_ELEMENTS = 8  # 16 bytes of a 16-bit type
-_REMEMBERED_LAUNCHES = 4096
 
 torch.library.define(
     "dash::attention_bwd",
@@ -142,7 +142,7 @@ class Launch(NamedTuple):
     head_dim_v: int | None
 
 
-_launches: dict[tuple[object, ...], Launch | None] = {}
+_launches: dict[tuple[object, ...], Launch | None] = Remembered(4096)
 
 
 def _attention_bwd_cuda(*arguments: object) -> Gradients:
@@ -202,8 +202,6 @@ def _launch_of(call: Call) -> Launch | None:
     if key in _launches and support.scale_is_usable(call.softmax_scale):
         return _launches[key]
     call.check()
-    if len(_launches) >= _REMEMBERED_LAUNCHES:
-        _launches.clear()
     _launches[key] = launch = _prepare(call)
     return launch
 

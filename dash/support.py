@@ -116,6 +116,14 @@ def scale_is_usable(softmax_scale: float | None) -> bool:
     return softmax_scale is None or -MAX_SCALE <= softmax_scale <= MAX_SCALE  # False for NaN
 
 
+def check_once(call: object, checked: dict[Key, bool]) -> None:
+    """``call.check()``, unless ``checked`` has the key of a call that passed."""
+    key = call.key
+    if key not in checked or not scale_is_usable(call.softmax_scale):
+        call.check()
+        checked[key] = True
+
+
 def check_tensors(**tensors: object) -> None:
     """Raises ``UnsupportedError`` for what is no tensor: PyTorch takes None for one."""
     for value in tensors.values():

@@ -16,6 +16,12 @@ namespace dash {
 
 namespace py = pybind11;
 
+// Keys to one side of the diagonal; -1: unlimited.
+inline int window(char const* name, int keys) {
+  if (keys < kUnlimited) throw wrong(name, std::to_string(keys), "-1 (unlimited) or more");
+  return smaller(keys, kMaxSeqlen);
+}
+
 class Keywords {
  public:
   Keywords(char const* function, py::kwargs kwargs)

@@ -51,9 +51,9 @@ Problem take_call(Keywords& keywords, PackedSequences& packed) {
   bool const causal = keywords.take<bool>("causal");
   p.seqlen_q = packed.total_q;
   p.seqlen_k = packed.total_k;
-  p.left = keywords.take<int>("window_left", kUnlimited);
-  p.right = causal ? 0 : keywords.take<int>("window_right", kUnlimited);
-  if (causal) keywords.take<int>("window_right", kUnlimited);
+  p.left = window("window_left", keywords.take<int>("window_left", kUnlimited));
+  int const right = window("window_right", keywords.take<int>("window_right", kUnlimited));
+  p.right = causal ? 0 : right;
   return p;
 }
 

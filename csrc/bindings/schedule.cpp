@@ -29,11 +29,6 @@ namespace {
 // (batch, kv_slice, kv_tile, [(q_tile, turn), …])
 using ChainOut = std::tuple<int, int, int, std::vector<std::pair<int, int>>>;
 
-int window(char const* name, int keys) {
-  if (keys < kUnlimited) throw wrong(name, std::to_string(keys), "-1 (unlimited) or more");
-  return smaller(keys, kMaxSeqlen);
-}
-
 Problem make_problem(py::kwargs const& kwargs) {
   Keywords keywords("Problem", kwargs);
   auto take_positive = [&](char const* name, int limit = INT_MAX) {

@@ -77,9 +77,10 @@ T* at(void* workspace, int64_t offset) {
 template <typename Config>
 CallParams call_params(BackwardArgs const& args) {
   Problem const& p = args.problem;
-  WorkspaceLayout const layout(workspace_sizes(args), p.tile_q, p.tile_kv, Config::kHeadDims);
+  WorkspaceSizes const sizes = workspace_sizes(args);
+  WorkspaceLayout const layout(sizes, p.tile_q, p.tile_kv, Config::kHeadDims);
   int* const header = at<int>(args.workspace, layout.table_header);
-  bool const split = workspace_sizes(args).parts_tiles > 0;
+  bool const split = sizes.parts_tiles > 0;
   CallParams params{.problem = p,
                     .packed = args.packed,
                     .table = {.num_tickets = header,
@@ -111,13 +112,8 @@ CallParams call_params(BackwardArgs const& args) {
   return params;
 }
 
-// KV tiles that no row sees exist under a window alone.
-inline bool has_unseen_kv_tiles(Problem const& p) {
-  if (p.left == kUnlimited) return false;
-  for (int tile = 0; tile < p.kv_tiles(); ++tile)  // they are the first ones
-    if (p.q_tiles_of(tile) > 0) return tile > 0;
-  return true;
-}
+// KV tiles that no row sees are the first ones.
+inline bool has_unseen_kv_tiles(Problem const& p) { return p.q_tiles_of(0) == 0; }
 
 // softmax_scale where something is divided by it: smaller magnitudes leave S the same 0, and lse
 // times their inverse would overflow.
@@ -143,7 +139,7 @@ PreprocessParams preprocess_params(CallParams const& call, BackwardArgs const& a
   params.strategy = args.strategy;
   params.group_split = args.group_split;
   params.resident_ctas = resident_ctas;
-  params.squads = workspace_sizes(args).squads;
+  params.squads = call.is_packed() ? 0 : kMostSquads;
   if (call.is_packed()) {  // one tile more a tensor: the rows behind the last sequence
     params.q_blocks =
         p.heads * numbered_tiles(args.packed.total_q, args.packed.batch + 1, p.tile_q);

@@ -14,6 +14,7 @@ from dash.derivatives import (
     raise_no_derivative,
 )
 from dash.interface import as_used
+from dash.remembered import Remembered
 from dash.sink import add_sink, attention_sink_bwd, sink_reasons
 from dash.varlen import checks
 from dash.varlen.forward import Pack, run_forward
@@ -161,18 +162,12 @@ class Call(NamedTuple):
         return of_q.inside, keyless_rows(of_q, *lengths, right)
 
 
-_checked: set[support.Key] = set()
-_REMEMBERED_CALLS = 1024
+_checked: dict[support.Key, bool] = Remembered(1024)
 
 
 def _attention_varlen_fwd(*arguments: object) -> OutAndLse:
     call = Call(*arguments)
-    key = call.key
-    if key not in _checked or not support.scale_is_usable(call.softmax_scale):
-        call.check()
-        if len(_checked) >= _REMEMBERED_CALLS:
-            _checked.clear()
-        _checked.add(key)
+    support.check_once(call, _checked)
     q = call.q
     if q.numel() == 0 or call.k.numel() == 0 or call.cu_seqlens_q.shape[0] == 1:
         lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)

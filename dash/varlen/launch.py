@@ -14,13 +14,13 @@ from dash.device import device_model, dtype_name
 from dash.extension import extension
 from dash.memory import contiguous, contiguous_copy, uninitialized_like
 from dash.problem import head_dim_v
+from dash.remembered import Remembered
 from dash.support import UnsupportedError
 from dash.varlen import checks
 from dash.varlen.call import PackedCall
 
 _TMA_ALIGNMENT_BYTES = 16
 _TMA_STRIDE_ELEMENTS = 8  # 16 bytes of a 16-bit type
-_REMEMBERED_CALLS = 1024
 
 _VIEWS = ("dout", "q", "k", "v", "out", "dq", "dk", "dv")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
@@ -39,7 +39,7 @@ class Launch:
     workspace_bytes: int
 
 
-_launches: dict[tuple, Launch] = {}
+_launches: dict[tuple, Launch] = Remembered(1024)
 
 
 def launch(call: PackedCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -47,10 +47,7 @@ def launch(call: PackedCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     signature = call.signature
     known = _launches.get(signature)
     if known is None:
-        known = _decide(call)
-        if len(_launches) >= _REMEMBERED_CALLS:
-            _launches.clear()
-        _launches[signature] = known
+        _launches[signature] = known = _decide(call)
     q, k, v = call.q, call.k, call.v
     if known.workspace_bytes == 0:
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
